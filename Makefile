@@ -1,0 +1,62 @@
+# LooseKV for PostgreSQL. `make demo` and `make test` install what they need; see README.md.
+
+export PG_CONFIG ?= /usr/lib/postgresql/15/bin/pg_config
+
+.PHONY: help
+help:
+	@echo "make demo          a private PostgreSQL cluster with the extension, and a guided tour on it"
+	@echo "make test          every test: engine, extension, campaigns in their short forms"
+	@echo "make install       build, and install into the server that PG_CONFIG names ($(PG_CONFIG))"
+	@echo "make lint          formatting, clippy, documentation"
+	@echo "make test-engine   the engine's tests alone"
+	@echo "make test-server   the tests that need a server (after make install)"
+	@echo "make bench-engine  LooseKV beside LevelDB, RocksDB and fjall (SHORT=1: two minutes)"
+	@echo "make clean         remove what was built"
+
+.PHONY: setup
+setup:
+	@scripts/setup.sh
+
+.PHONY: install
+install: setup
+	scripts/install.sh
+
+.PHONY: demo
+demo: install
+	scripts/demo.sh
+
+.PHONY: test
+test: setup lint test-engine install test-server
+	$(MAKE) SHORT=1 bench-engine
+
+.PHONY: lint
+lint: setup
+	cargo fmt --all --check
+	scripts/format-doc.sh --check
+	cargo clippy --quiet --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --package loosekv-engine --package loosekv-shm
+
+.PHONY: test-engine
+test-engine: setup
+	cargo test --quiet --package loosekv-engine --package loosekv-shm --package loosekv
+
+.PHONY: test-server
+test-server:
+	regress/run
+
+# Engine benchmark: LooseKV beside LevelDB, RocksDB and fjall (bench/engine/README.md).
+#   SHORT=1    under two minutes, for CI            FORM=medium   about half an hour
+#   RESUME=1   skip cells that LABEL has already    OPTIONS="--sizes=256 --rounds=1"   any option of the program
+FORM ?= $(if $(SHORT),short,long)
+
+.PHONY: bench-engine
+bench-engine:
+	bench/install-engine-rivals.sh
+	cargo build --release --locked --manifest-path bench/engine/Cargo.toml
+	cargo run --release --locked --quiet --manifest-path bench/engine/Cargo.toml -- run --form=$(FORM) \
+		$(if $(LABEL),--label=$(LABEL)) $(if $(RESUME),--resume=1) $(OPTIONS)
+
+.PHONY: clean
+clean:
+	cargo clean
+	cargo clean --manifest-path bench/engine/Cargo.toml

@@ -1,0 +1,206 @@
+//! What a store, its snapshots, its iterators and its threads share: the tree over the host, kept until the last of them is gone.
+
+use super::commit::Committer;
+use super::fs::Fs;
+use super::health::lock;
+use super::host::EmbeddedHost;
+use super::metrics::{add, get, Level, Metrics, Statistics};
+use super::options::Options;
+use crate::error::{Error, Place, Result};
+use crate::host::Host;
+use crate::key_index::SweepCursor;
+use crate::tree::{Shared, Tree};
+use crate::types::{Head, RowBuf, Verdict};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub struct Core {
+    /// Refers to `shared`, and so goes first; see `drop`.
+    tree: Option<Tree<'static, EmbeddedHost>>,
+    shared: NonNull<Shared<EmbeddedHost>>,
+    host: EmbeddedHost,
+    pub committer: Committer,
+    /// Where the sweep for tombstones in the key index stands; `None`: none is due.
+    sweep: Mutex<Option<SweepCursor>>,
+}
+
+// SAFETY: the shared state is made for use by several threads (and processes), and the pointer owns it.
+unsafe impl Send for Core where Shared<EmbeddedHost>: Send + Sync {}
+// SAFETY: as above.
+unsafe impl Sync for Core where Shared<EmbeddedHost>: Send + Sync {}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.tree = None;
+        // SAFETY: from `Box::into_raw`; the tree, the only one that referred to it, is gone.
+        drop(unsafe { Box::from_raw(self.shared.as_ptr()) });
+    }
+}
+
+impl Core {
+    pub fn open(fs: Arc<dyn Fs>, dir: &Path, options: &Options) -> Result<Core> {
+        options.check()?;
+        let host = EmbeddedHost::open(fs, dir, options)?;
+        if host.read_meta()?.is_none() {
+            let id = host.fs.random().map_err(|e| Error::io("cannot get random bits", e))?;
+            host.set_storage_id(id);
+            Tree::create(&host, id)?;
+        }
+        let shared = Tree::load(&host, &options.tree)?;
+        let shared = NonNull::from(Box::leak(shared));
+        // SAFETY: lives until `drop`, which lets go of the tree first; the tree is not given out but by reference.
+        let tree = Tree::new(unsafe { shared.as_ref() }, host.clone());
+        let core = Core { tree: Some(tree), shared, host, committer: Committer::default(), sweep: Mutex::default() };
+        // Whatever has been replayed was written; the next row id is not below any writer.
+        core.host.sequences.publish(core.tree()?.next_row_id().0);
+        core.measure()?;
+        Ok(core)
+    }
+
+    pub fn tree(&self) -> Result<&Tree<'static, EmbeddedHost>> {
+        self.tree.as_ref().ok_or_else(|| Error::Unavailable("the store is gone".into()))
+    }
+
+    pub fn host(&self) -> &EmbeddedHost {
+        &self.host
+    }
+
+    /// Copies the newest version of `key` that `sees` admits to `out`. False: there is none, or it is a tombstone.
+    pub fn find(&self, key: &[u8], sees: impl Fn(&Head) -> bool, out: &mut RowBuf) -> Result<bool> {
+        add(&self.host.counters.gets, 1);
+        if key.is_empty() {
+            return Ok(false);
+        }
+        let choose = |head: &Head| if sees(head) { Verdict::Take } else { Verdict::Skip };
+        let mut tries = 0;
+        let found = loop {
+            match self.tree()?.find(key, |head, _| choose(head), out) {
+                // The memtable was flushed, and its log removed, between the two looks: the row is in a run now.
+                Err(Error::Corrupt { place: Place::Log { .. }, .. }) if tries < 3 => tries += 1,
+                other => break other?,
+            }
+        };
+        Ok(found.taken && !out.head.flags.is_tombstone())
+    }
+
+    /// As [`Core::find`], for whoever reads what is newest. What is visible is looked at anew for each version: a version that
+    /// became visible after the look began is as good an answer, and no flush can have dropped the last one that was.
+    pub fn find_newest(&self, key: &[u8], out: &mut RowBuf) -> Result<bool> {
+        self.find(key, |head| head.writer.0 <= self.host.sequences.visible(), out)
+    }
+
+    /// Flushes the oldest frozen memtable. False: there is none.
+    pub fn flush_one(&self) -> Result<bool> {
+        let done = {
+            let _one = lock(&self.host.flushing);
+            self.host.health.check()?;
+            self.tree()?.flush_one()?
+        };
+        if done {
+            add(&self.host.counters.flushes, 1);
+            self.measure()?;
+            self.host.pace.flushed();
+        }
+        Ok(done)
+    }
+
+    /// Does a piece of merging. False: nothing is due.
+    pub fn compact_one(&self, force: bool) -> Result<bool> {
+        let done = {
+            let _one = lock(&self.host.merging);
+            self.host.health.check()?;
+            self.tree()?.compact_one(force)?
+        };
+        if done {
+            add(&self.host.counters.merges, 1);
+            self.measure()?;
+            lock(&self.sweep).get_or_insert_with(SweepCursor::new);
+        }
+        Ok(done)
+    }
+
+    /// Does a piece of index building. False: the index is as complete as it may be.
+    pub fn index_one(&self) -> Result<bool> {
+        let _one = lock(&self.host.merging);
+        self.tree()?.rebuild_index()
+    }
+
+    /// Looks at some more entries of the key index whose keys are deleted for everybody. False: no sweep is due.
+    pub fn sweep_one(&self) -> Result<bool> {
+        let _one = lock(&self.host.merging);
+        let mut sweep = lock(&self.sweep);
+        let Some(cursor) = sweep.as_mut() else { return Ok(false) };
+        self.tree()?.sweep_tombstones(cursor);
+        if cursor.is_done() {
+            *sweep = None;
+        }
+        Ok(true)
+    }
+
+    /// Tells the pace how things stand, and lets go of what no reader needs any more.
+    fn measure(&self) -> Result<()> {
+        let runs = self.tree()?.manifest().runs.iter().filter(|r| r.level == 0).count();
+        let frozen = self.host.log.extent().0.saturating_sub(1);
+        // Readers without a ticket that still want a forgotten segment look again, see `find`.
+        self.host.log.release(self.host.sequences.tickets().1);
+        self.host.pace.set(u32::try_from(frozen).unwrap_or(u32::MAX), u32::try_from(runs).unwrap_or(u32::MAX));
+        Ok(())
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        let (host, counters) = (&self.host, &self.host.counters);
+        Metrics {
+            writes: get(&counters.writes),
+            changes: get(&counters.changes),
+            user_bytes: get(&counters.user_bytes),
+            groups: get(&counters.groups),
+            gets: get(&counters.gets),
+            log_bytes: get(&host.log.counters.bytes),
+            log_frames: get(&host.log.counters.frames),
+            log_syncs: get(&host.log.counters.syncs),
+            pages_read: get(&host.pages.reads),
+            page_bytes_written: get(&host.pages.written),
+            meta_flips: get(&counters.meta_flips),
+            flushes: get(&counters.flushes),
+            merges: get(&counters.merges),
+            delays: get(&counters.delays),
+            delayed: Duration::from_nanos(get(&counters.delayed_nanos)),
+            stalls: get(&counters.stalls),
+            stalled: Duration::from_nanos(get(&counters.stalled_nanos)),
+            snapshots: host.sequences.held().0,
+            visible_sequence: host.sequences.visible(),
+        }
+    }
+
+    pub fn statistics(&self) -> Result<Statistics> {
+        let manifest = self.tree()?.manifest();
+        let mut statistics = Statistics {
+            version: manifest.version,
+            file_pages: self.host.pages.pages(),
+            log_segments: self.host.log.extent().0,
+            memtable_bytes: self.host.budgets.memtables.used.load(Ordering::Relaxed),
+            key_index_bytes: self.host.budgets.key_index.used.load(Ordering::Relaxed),
+            ..Statistics::default()
+        };
+        for run in &manifest.runs {
+            let level = usize::from(run.level);
+            if statistics.levels.len() <= level {
+                statistics.levels.resize(level + 1, Level::default());
+            }
+            let pages: u64 = run.extents.iter().map(|e| u64::from(e.pages)).sum();
+            if let Some(level) = statistics.levels.get_mut(level) {
+                level.runs += 1;
+                level.rows += run.shape.rows;
+                level.pages += pages;
+            }
+            statistics.rows += run.shape.rows;
+            statistics.tombstones += run.shape.tombstones;
+            statistics.run_pages += pages;
+        }
+        statistics.value_pages = manifest.values.iter().map(|e| u64::from(e.pages)).sum();
+        Ok(statistics)
+    }
+}

@@ -1,0 +1,217 @@
+//! The embedded host: the engine's [`Host`] over files and threads.
+//!
+//! Keeps I6's durable part (pages are synced before the flip that names them) and I18 (a failed sync ends writing).
+
+use super::fs::{Fs, Lock};
+use super::health::{lock, Health};
+use super::log_segment::LogRow;
+use super::meta_file::MetaFile;
+use super::metrics::{add, Counters};
+use super::options::Options;
+use super::pace::{Pace, Task};
+use super::page_file::{Page, PageFile};
+use super::row_log::RowLog;
+use super::sequence::{SequenceHorizon, Sequences};
+use crate::error::{Error, Result};
+use crate::host::{Budgets, Flip, Host};
+use crate::manifest::Manifest;
+use crate::mutation::{on, Mutation::I6PagesNotSynced};
+use crate::page::PageBuf;
+use crate::tree::Tree;
+use crate::types::{L0Id, LogAddr, PageNo};
+use loosekv_shm::latch::ThreadLatch;
+use std::io;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub const LOCK_NAME: &str = "lock";
+
+/// A handle on the host's parts; as cheap as a reference.
+#[derive(Clone)]
+pub struct EmbeddedHost(Arc<Parts>);
+
+pub struct Parts {
+    pub fs: Arc<dyn Fs>,
+    pub options: Options,
+    pub health: Arc<Health>,
+    pub meta: MetaFile,
+    pub pages: PageFile,
+    pub log: RowLog,
+    pub sequences: Arc<Sequences>,
+    pub budgets: Budgets,
+    pub pace: Pace,
+    pub counters: Counters,
+    /// One flush at a time.
+    pub flushing: Mutex<()>,
+    /// One merge, or piece of index building, at a time.
+    pub merging: Mutex<()>,
+    storage_id: AtomicU64,
+    _lock: Lock,
+}
+
+impl Deref for EmbeddedHost {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl EmbeddedHost {
+    /// Locks the directory and opens the files in it. A new store has no meta page yet.
+    pub fn open(fs: Arc<dyn Fs>, dir: &Path, options: &Options) -> Result<EmbeddedHost> {
+        let shown = dir.display();
+        if options.create {
+            fs.create_dir(dir).map_err(|e| Error::io(format!("cannot make {shown}"), e))?;
+        }
+        let lock = fs.lock(&dir.join(LOCK_NAME)).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => Error::Unavailable(format!("{shown} is open in another process or store")),
+            _ => Error::io(format!("cannot lock {shown}"), e),
+        })?;
+        let health = Arc::new(Health::default());
+        let meta = MetaFile::open(Arc::clone(&fs), dir)?;
+        if !meta.exists() {
+            if let Some(generation) = RowLog::generations_on_disk(fs.as_ref(), dir)?.first() {
+                let what = format!("{shown} has log generation {generation}, but no meta page");
+                return Err(Error::structure(what));
+            }
+            if !options.create {
+                return Err(Error::Unavailable(format!("there is no store in {shown}")));
+            }
+        } else if options.create_new {
+            return Err(Error::Invalid(format!("there is a store in {shown} already")));
+        }
+        let pages = PageFile::open(fs.as_ref(), dir, options.reads, options.verify_checksums)?;
+        let log = RowLog::new(Arc::clone(&fs), dir, options.log_chunk, Arc::clone(&health));
+        let budgets = Budgets::default();
+        budgets.memtables.limit.store(options.memtables_budget, Ordering::Relaxed);
+        budgets.key_index.limit.store(options.key_index_budget, Ordering::Relaxed);
+        let host = EmbeddedHost(Arc::new(Parts {
+            fs,
+            options: options.clone(),
+            health,
+            pages,
+            log,
+            sequences: Arc::default(),
+            budgets,
+            pace: Pace::new(options),
+            counters: Counters::default(),
+            flushing: Mutex::default(),
+            merging: Mutex::default(),
+            storage_id: AtomicU64::new(0),
+            _lock: lock,
+            meta,
+        }));
+        if let Some(id) = host.meta.storage_id() {
+            host.set_storage_id(id);
+        }
+        Ok(host)
+    }
+
+    /// Before the first page is written or read.
+    pub fn set_storage_id(&self, id: u64) {
+        self.storage_id.store(id, Ordering::Release);
+        self.pages.set_storage_id(id);
+        self.log.set_storage_id(id);
+    }
+}
+
+impl Host for EmbeddedHost {
+    type Latch = ThreadLatch;
+    type Page = Page;
+    type LogRow = LogRow;
+    type LogState = ();
+    type Horizon = SequenceHorizon;
+    /// Nobody replays but who writes: an extent that no meta page names is free after a crash.
+    const NAME_PENDING: bool = false;
+    /// Large values are logged with their rows, so that one frame is all there is of a batch; flushes take them out.
+    const MAX_RECORD: usize = super::log_segment::MAX_PAYLOAD - 16;
+
+    fn read_page(&self, page: PageNo) -> Result<Page> {
+        self.pages.read(page)
+    }
+
+    fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
+        self.pages.write(start, pages, &self.health)
+    }
+
+    fn extend(&self, pages: u32) -> Result<()> {
+        self.health.check()?;
+        self.pages.extend(pages)
+    }
+
+    fn shrink(&self, pages: u32) -> Result<()> {
+        self.health.check()?;
+        self.pages.shrink(pages)
+    }
+
+    fn flip(&self, meta: &mut PageBuf, _flip: &Flip) -> Result<()> {
+        self.health.check()?;
+        if !on(I6PagesNotSynced) {
+            self.pages.sync(&self.health)?;
+        }
+        self.meta.flip(meta, self.storage_id.load(Ordering::Acquire), &self.health)?;
+        add(&self.counters.meta_flips, 1);
+        Ok(())
+    }
+
+    fn read_meta(&self) -> Result<Option<PageBuf>> {
+        self.meta.read()
+    }
+
+    fn append(
+        &self,
+        _tree: &Tree<'_, Self>,
+        generation: L0Id,
+        records: &[&[u8]],
+        link: &mut dyn FnMut(usize, LogAddr),
+    ) -> Result<()> {
+        self.log.append(generation, records, link)
+    }
+
+    fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<LogRow> {
+        self.log.row(generation, addr)
+    }
+
+    fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {
+        self.log.replay(manifest.flushed, show)
+    }
+
+    fn forget_log(&self, upto: L0Id) -> Result<()> {
+        // Who iterates has a ticket below the next one, and may still have the memtable pinned.
+        self.log.forget(upto, self.sequences.tickets().0)
+    }
+
+    fn horizon(&self) -> SequenceHorizon {
+        self.sequences.horizon()
+    }
+
+    fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+
+    fn frozen(&self) {
+        self.pace.wake(Task::Flush);
+    }
+
+    fn make_room(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        if self.pace.has_threads() && !self.pace.is_stopped() {
+            return self.pace.wait_for_flush(&self.health, &self.counters);
+        }
+        let _one = lock(&self.flushing);
+        if tree.flush_one()? {
+            add(&self.counters.flushes, 1);
+        }
+        Ok(())
+    }
+
+    fn merging(&self, _tree: &Tree<'_, Self>) -> Result<()> {
+        self.health.check()?;
+        match self.pace.is_stopped() {
+            true => Err(Error::Unavailable("the store is being closed".into())),
+            false => Ok(()),
+        }
+    }
+}

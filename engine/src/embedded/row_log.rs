@@ -1,0 +1,676 @@
+//! The row log: the segments of all generations that are not in runs yet, appended to, synced, replayed, forgotten.
+//!
+//! What a crash leaves is always a prefix of what was appended: frames are numbered through all segments, and replay stops
+//! at the first number that is missing. A sync makes older segments durable before newer ones, so what has been
+//! synced is within that prefix, unless the device lost it: a later frame's mark tells (see [`super::log_segment`]), and then
+//! replay refuses with the place. What stands behind the end of the prefix is cut off at once, before anything new is
+//! appended: it must not come back (I17). What has been replayed may stand in the operating system's cache alone, its sync
+//! having failed and never to be tried again: frames above all marks are written once more before they are believed.
+
+use super::fs::Fs;
+use super::health::{lock, Health};
+use super::log_segment::{encode_frame, search, seed, stored_len, Frame, Header, LogRow, Segment, HEADER};
+use crate::error::{Error, Place, Result};
+use crate::types::{L0Id, LogAddr};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+pub struct RowLog {
+    fs: Arc<dyn Fs>,
+    dir: PathBuf,
+    /// Files grow by this much at a time.
+    chunk: u64,
+    storage_id: AtomicU64,
+    health: Arc<Health>,
+    segments: RwLock<Segments>,
+    tail: Mutex<Tail>,
+    /// One sync at a time.
+    syncing: Mutex<()>,
+    /// Every frame up to this number is durable, here or in a run.
+    synced: AtomicU64,
+    /// What the last run of the store left has been put in order.
+    mended: AtomicBool,
+    pub counters: LogCounters,
+}
+
+/// Is shown the records of a replay.
+pub type Show<'a> = dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()> + 'a;
+
+#[derive(Default)]
+struct Segments {
+    /// Ascending generations.
+    live: Vec<Arc<Segment>>,
+    /// Forgotten and removed, but readers that began before may still look into them. With each the ticket of the first
+    /// reader to come after the forgetting.
+    retired: Vec<(u64, Arc<Segment>)>,
+}
+
+#[derive(Debug, Default)]
+pub struct LogCounters {
+    pub frames: AtomicU64,
+    pub bytes: AtomicU64,
+    pub syncs: AtomicU64,
+}
+
+/// Bytes of frames whose memory is kept from one to the next.
+const MOST_KEPT: usize = 4 << 20;
+
+struct Tail {
+    /// Number of the next frame; the first is 1.
+    next_frame: u64,
+    /// The highest `synced` that a frame has told of.
+    marked: u64,
+    frame: Vec<u8>,
+    /// Segments with bytes that are not synced, oldest first.
+    dirty: Vec<Arc<Segment>>,
+    /// Files were made whose names are not synced.
+    new_names: bool,
+}
+
+pub fn segment_name(generation: L0Id) -> String {
+    format!("log-{:012}.lkv", generation.0)
+}
+
+fn generation_of(name: &str) -> Option<L0Id> {
+    let digits = name.strip_prefix("log-")?.strip_suffix(".lkv")?;
+    let generation = L0Id(digits.parse().ok()?);
+    (segment_name(generation) == name).then_some(generation)
+}
+
+impl RowLog {
+    pub fn new(fs: Arc<dyn Fs>, dir: &Path, chunk: u64, health: Arc<Health>) -> RowLog {
+        let tail = Tail { next_frame: 1, marked: 0, frame: Vec::new(), dirty: Vec::new(), new_names: false };
+        RowLog {
+            fs,
+            dir: dir.to_path_buf(),
+            chunk: chunk.max(HEADER as u64),
+            storage_id: AtomicU64::new(0),
+            health,
+            segments: RwLock::default(),
+            tail: Mutex::new(tail),
+            syncing: Mutex::default(),
+            synced: AtomicU64::new(0),
+            mended: AtomicBool::new(false),
+            counters: LogCounters::default(),
+        }
+    }
+
+    pub fn set_storage_id(&self, storage_id: u64) {
+        self.storage_id.store(storage_id, Ordering::Release);
+    }
+
+    /// The generations whose segments stand in the directory, ascending.
+    pub fn generations_on_disk(fs: &dyn Fs, dir: &Path) -> Result<Vec<L0Id>> {
+        let names = fs.list(dir).map_err(|e| Error::io(format!("cannot list {}", dir.display()), e))?;
+        let mut found: Vec<L0Id> = names.iter().filter_map(|name| generation_of(name)).collect();
+        found.sort();
+        Ok(found)
+    }
+
+    fn segments(&self) -> RwLockReadGuard<'_, Segments> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Segments> {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of segments that are not in runs, and bytes in the newest.
+    pub fn extent(&self) -> (usize, u64) {
+        let segments = self.segments();
+        (segments.live.len(), segments.live.last().map_or(0, |s| s.end()))
+    }
+
+    fn segment(&self, generation: L0Id) -> Option<Arc<Segment>> {
+        let segments = self.segments();
+        let retired = segments.retired.iter().map(|(_, s)| s);
+        segments.live.iter().rev().chain(retired).find(|s| s.generation == generation).cloned()
+    }
+
+    pub fn row(&self, generation: L0Id, addr: LogAddr) -> Result<LogRow> {
+        match self.segment(generation) {
+            Some(segment) => segment.row(addr),
+            None => {
+                let place = Place::Log { generation: generation.0, offset: addr.0 };
+                Err(Error::Corrupt { place, what: "this generation has no log segment (any more)".into() })
+            }
+        }
+    }
+
+    /// Appends the records as one frame, then tells their addresses. Nothing has changed when it fails.
+    pub fn append(&self, generation: L0Id, records: &[&[u8]], link: &mut dyn FnMut(usize, LogAddr)) -> Result<()> {
+        self.health.check()?;
+        let mut tail = lock(&self.tail);
+        let tail = &mut *tail;
+        let segment = self.newest_or_new(generation, tail)?;
+        let number = tail.next_frame - segment.first_frame;
+        let number =
+            u32::try_from(number).map_err(|_| Error::NoSpace(format!("{} has too many frames", segment.name)))?;
+        let synced = self.synced.load(Ordering::Acquire);
+        let behind = u32::try_from(tail.next_frame - synced).ok().filter(|_| synced > tail.marked);
+        let payload = encode_frame(segment.seed, number, behind, records, &mut tail.frame)?;
+        self.put(&segment, &tail.frame)?;
+        let mut at = segment.end() + payload as u64;
+        segment.publish(tail.frame.len() as u64);
+        self.counters.frames.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(tail.frame.len() as u64, Ordering::Relaxed);
+        tail.next_frame += 1;
+        if behind.is_some() {
+            tail.marked = synced;
+        }
+        if !tail.dirty.last().is_some_and(|s| Arc::ptr_eq(s, &segment)) {
+            tail.dirty.push(Arc::clone(&segment));
+        }
+        for (i, record) in records.iter().enumerate() {
+            link(i, LogAddr(at));
+            at += stored_len(record.len()) as u64;
+        }
+        if tail.frame.capacity() > MOST_KEPT {
+            tail.frame = Vec::new();
+        }
+        Ok(())
+    }
+
+    fn put(&self, segment: &Segment, frame: &[u8]) -> Result<()> {
+        let context = |e: io::Error| match e.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Error::NoSpace(format!("{} cannot grow: {e}", segment.name))
+            }
+            _ => Error::io(format!("cannot write {}", segment.name), e),
+        };
+        segment.make_room(frame.len() as u64, self.chunk).map_err(context)?;
+        // A write that failed half-way is written over by the next one, or cut off by replay.
+        segment.write(frame).map_err(|e| match context(e) {
+            full @ Error::NoSpace(_) => full,
+            other => self.health.fatal(other),
+        })
+    }
+
+    /// The segment to append to: the newest, or a new one for a newer generation.
+    fn newest_or_new(&self, generation: L0Id, tail: &mut Tail) -> Result<Arc<Segment>> {
+        let newest = self.segments().live.last().cloned();
+        match newest {
+            Some(segment) if segment.generation == generation => Ok(segment),
+            Some(segment) if segment.generation > generation => Err(Error::structure(format!(
+                "append to log generation {generation}, but {} has begun",
+                segment.generation
+            ))),
+            previous => self.begin(generation, previous.as_deref(), tail),
+        }
+    }
+
+    fn begin(&self, generation: L0Id, previous: Option<&Segment>, tail: &mut Tail) -> Result<Arc<Segment>> {
+        let header = Header {
+            storage_id: self.storage_id.load(Ordering::Acquire),
+            generation,
+            first_frame: tail.next_frame,
+            previous: previous.map_or(L0Id(0), |p| p.generation),
+            previous_first: previous.map_or(0, |p| p.first_frame),
+        };
+        let path = self.dir.join(segment_name(generation));
+        let name = path.display().to_string();
+        let made = self.fs.create(&path).and_then(|file| {
+            let made = file.allocate(self.chunk).and_then(|r| file.write_at(&header.encode(), 0).map(|()| r));
+            match made {
+                Ok(reserved) => Ok((file, reserved)),
+                Err(e) => self.fs.remove(&path).and(Err(e)),
+            }
+        });
+        let (file, reserved) = made.map_err(|e| match e.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Error::NoSpace(format!("cannot make {name}: {e}"))
+            }
+            _ => Error::io(format!("cannot make {name}"), e),
+        })?;
+        let segment = Arc::new(Segment::new(&header, name, file, HEADER as u64, self.chunk, reserved));
+        tail.new_names = true;
+        self.change().live.push(Arc::clone(&segment));
+        Ok(segment)
+    }
+
+    /// Makes everything appended so far durable, oldest first. A failure ends writing (I18).
+    pub fn sync(&self) -> Result<()> {
+        let _one = lock(&self.syncing);
+        self.health.check()?;
+        let (upto, dirty, new_names) = {
+            let mut tail = lock(&self.tail);
+            (tail.next_frame - 1, std::mem::take(&mut tail.dirty), std::mem::take(&mut tail.new_names))
+        };
+        let failed = |what: &str, e| self.health.fatal(Error::io(format!("cannot sync {what}"), e));
+        for segment in &dirty {
+            segment.file.sync().map_err(|e| failed(&segment.name, e))?;
+            self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        }
+        if new_names {
+            self.fs.sync_dir(&self.dir).map_err(|e| failed(&self.dir.display().to_string(), e))?;
+        }
+        self.synced.fetch_max(upto, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Ends the log cleanly: everything is synced, a last frame says so, and no file is longer than its frames.
+    pub fn close(&self) -> Result<()> {
+        self.sync()?;
+        let segments = self.segments().live.clone();
+        if let Some(newest) = segments.last().filter(|_| self.synced.load(Ordering::Acquire) > 0) {
+            lock(&self.tail).marked = 0;
+            self.append(newest.generation, &[], &mut |_, _| {})?;
+        }
+        for segment in &segments {
+            segment.trim().map_err(|e| Error::io(format!("cannot cut {}", segment.name), e))?;
+            segment
+                .file
+                .sync()
+                .map_err(|e| self.health.fatal(Error::io(format!("cannot sync {}", segment.name), e)))?;
+        }
+        self.sync()
+    }
+
+    /// The generations up to this one are in runs: their files go. Readers whose ticket is below `ticket` may still look
+    /// into them, until [`RowLog::release`].
+    pub fn forget(&self, upto: L0Id, ticket: u64) -> Result<()> {
+        let gone: Vec<Arc<Segment>> = self.change().live.extract_if(.., |s| s.generation <= upto).collect();
+        lock(&self.tail).dirty.retain(|s| s.generation > upto);
+        self.change().retired.extend(gone.iter().map(|s| (ticket, Arc::clone(s))));
+        gone.iter().try_for_each(|s| self.remove(s.generation))
+    }
+
+    /// No reader with a ticket below `oldest` is left.
+    pub fn release(&self, oldest: u64) {
+        let gone: Vec<_> = self.change().retired.extract_if(.., |(ticket, _)| *ticket <= oldest).collect();
+        // Unmapping takes its time, and no lock is held here.
+        drop(gone);
+    }
+
+    fn remove(&self, generation: L0Id) -> Result<()> {
+        let path = self.dir.join(segment_name(generation));
+        match self.fs.remove(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io(format!("cannot remove {}", path.display()), e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Shows every record after generation `flushed` in order of arrival, cuts off what is behind the end, and makes what was
+    /// shown durable. Called before the first append, as often as need be.
+    pub fn replay(&self, flushed: L0Id, show: &mut Show<'_>) -> Result<()> {
+        let mut replay = Replay {
+            log: self,
+            flushed,
+            previous: None,
+            expected: None,
+            gap: None,
+            kept: Vec::new(),
+            cut: Vec::new(),
+            durable: 0,
+            milestones: Vec::new(),
+        };
+        for generation in Self::generations_on_disk(self.fs.as_ref(), &self.dir)? {
+            if generation <= flushed {
+                self.remove(generation)?;
+            } else {
+                replay.segment(generation, show)?;
+            }
+        }
+        let Replay { kept, cut, expected, durable, milestones, .. } = replay;
+        // Those who replay twice see the same twice; there is nothing left to mend then.
+        if !self.mended.swap(true, Ordering::AcqRel) {
+            self.mend(&kept, &cut)?;
+            self.rewrite(&kept, &milestones, durable)?;
+        }
+        let mut tail = lock(&self.tail);
+        tail.next_frame = expected.unwrap_or(1);
+        // The next frame tells that all before it are durable.
+        tail.marked = 0;
+        self.synced.store(tail.next_frame - 1, Ordering::Release);
+        drop(tail);
+        self.change().live = kept;
+        Ok(())
+    }
+
+    /// Newest first, so that a crash in between leaves a state that ends at the same frame.
+    fn mend(&self, kept: &[Arc<Segment>], cut: &[L0Id]) -> Result<()> {
+        for generation in cut.iter().rev() {
+            self.remove(*generation)?;
+        }
+        self.fs.sync_dir(&self.dir).map_err(|e| Error::io(format!("cannot sync {}", self.dir.display()), e))?;
+        for segment in kept.iter().rev() {
+            segment.trim().map_err(|e| Error::io(format!("cannot cut {}", segment.name), e))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what no mark covers once more, and syncs it: older segments first, as ever.
+    fn rewrite(&self, kept: &[Arc<Segment>], milestones: &[(u64, usize, u64)], durable: u64) -> Result<()> {
+        let sure = milestones.partition_point(|(number, ..)| *number <= durable + 1);
+        let (first, from) = match sure.checked_sub(1).and_then(|at| milestones.get(at)) {
+            Some((_, segment, offset)) if *offset > HEADER as u64 => (*segment, *offset),
+            // The header, too.
+            Some((_, segment, _)) => (*segment, 0),
+            None => (0, 0),
+        };
+        for (at, segment) in kept.iter().enumerate().skip(first) {
+            segment.rewrite(if at == first { from } else { 0 }, REWRITE)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes between two milestones of a replay.
+const MILESTONE: usize = 64 << 10;
+/// Bytes that are written once more in one go.
+const REWRITE: usize = 1 << 20;
+
+/// Where a replay stands.
+struct Replay<'a> {
+    log: &'a RowLog,
+    flushed: L0Id,
+    /// The last segment seen.
+    previous: Option<L0Id>,
+    /// Number of the next frame, once it is known.
+    expected: Option<u64>,
+    gap: Option<Gap>,
+    kept: Vec<Arc<Segment>>,
+    /// Segments that come after a gap.
+    cut: Vec<L0Id>,
+    /// The highest frame that a mark covers.
+    durable: u64,
+    /// Frames by the way: number, place of the segment in `kept`, offset.
+    milestones: Vec<(u64, usize, u64)>,
+}
+
+/// The end of the prefix, with more behind it.
+struct Gap {
+    generation: L0Id,
+    offset: u64,
+    name: String,
+    /// Number of the first missing frame, once it is known.
+    first: Option<u64>,
+}
+
+impl Replay<'_> {
+    fn segment(&mut self, generation: L0Id, show: &mut Show<'_>) -> Result<()> {
+        let path = self.log.dir.join(segment_name(generation));
+        let name = path.display().to_string();
+        let io = |verb: &str, e| Error::io(format!("cannot {verb} {name}"), e);
+        let file = self.log.fs.open(&path).map_err(|e| io("open", e))?;
+        let len = file.len().map_err(|e| io("read", e))?;
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        let got = file.read_at(&mut bytes, 0).map_err(|e| io("read", e))?;
+        bytes.truncate(got);
+
+        let header = Header::decode(&bytes)?;
+        let storage_id = self.log.storage_id.load(Ordering::Acquire);
+        if let Some(header) = header {
+            if header.storage_id != storage_id || header.generation != generation {
+                let what = format!("{name}: is generation {} of store {:016x}", header.generation, header.storage_id);
+                return Err(Error::Corrupt { place: Place::Log { generation: generation.0, offset: 0 }, what });
+            }
+        }
+        let follows = header.is_some_and(|h| self.follows(&h));
+        if self.gap.is_none() && !follows {
+            let first = self.expected.or(header.filter(|h| h.previous > self.flushed).map(|h| h.previous_first));
+            // Its own header is missing, or a whole segment; or else the one before it ends too early.
+            let early = self.kept.last().filter(|last| header.is_some_and(|h| h.previous == last.generation));
+            self.gap = Some(match early {
+                Some(last) => Gap { generation: last.generation, offset: last.end(), name: last.name.clone(), first },
+                None => Gap { generation, offset: 0, name: name.clone(), first },
+            });
+        }
+        self.previous = Some(generation);
+        let seed = seed(storage_id, generation);
+        let Some(header) = header.filter(|_| self.gap.is_none()) else {
+            self.cut.push(generation);
+            return self.behind_gap(header.as_ref(), &bytes, seed);
+        };
+        let mut number = 0;
+        let (mut at, mut milestone) = (HEADER, HEADER);
+        while let Some(frame) = Frame::decode(&bytes, at, seed).filter(|f| f.number == number) {
+            let global = header.first_frame + u64::from(number);
+            if at == HEADER || at - milestone >= MILESTONE {
+                milestone = at;
+                self.milestones.push((global, self.kept.len(), at as u64));
+            }
+            let upto = frame.durable.and_then(|upto| header.first_frame.checked_add_signed(upto));
+            self.durable = self.durable.max(upto.unwrap_or(0));
+            frame.records(&bytes, |offset, record| show(generation, LogAddr(offset as u64), record))?;
+            number += 1;
+            at = frame.payload.end;
+        }
+        let expected = header.first_frame + u64::from(number);
+        self.expected = Some(expected);
+        let gap = Gap { generation, offset: at as u64, name: name.clone(), first: Some(expected) };
+        self.kept.push(Arc::new(Segment::new(&header, name, file, at as u64, len, false)));
+        let mut durable = None;
+        if search(&bytes, at, seed, i64::from(number) - 1, |f| durable = durable.max(f.durable)) {
+            self.gap = Some(gap);
+            self.refuse_if(durable.is_some_and(|upto| upto >= i64::from(number)))?;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is missing between what has been seen and this segment.
+    fn follows(&self, header: &Header) -> bool {
+        match (self.previous, self.expected) {
+            (Some(previous), Some(expected)) => header.previous == previous && header.first_frame == expected,
+            _ => header.previous <= self.flushed,
+        }
+    }
+
+    /// Looks whether a segment that comes after a gap (or has no header) tells that what is missing had been synced.
+    fn behind_gap(&mut self, header: Option<&Header>, bytes: &[u8], seed: u32) -> Result<()> {
+        let mut durable: Option<i64> = None;
+        search(bytes, HEADER.min(bytes.len()), seed, -1, |f| durable = durable.max(f.durable));
+        let Some(gap) = self.gap.as_mut() else { return Ok(()) };
+        if let Some(header) = header.filter(|h| h.previous == gap.generation) {
+            gap.first.get_or_insert(header.previous_first);
+        }
+        let lost = match (durable, header) {
+            (None, _) => false,
+            // Its own first frame had been synced, and so the header and all segments before it.
+            (Some(upto), None) => upto >= 0,
+            // Frames up to this one had been synced. (Its own header is there: the gap is before its first frame.)
+            (Some(upto), Some(header)) => {
+                let first = gap.first.unwrap_or(header.first_frame.saturating_sub(1));
+                i128::from(header.first_frame) + i128::from(upto) >= i128::from(first)
+            }
+        };
+        self.refuse_if(lost)
+    }
+
+    fn refuse_if(&self, lost: bool) -> Result<()> {
+        match self.gap.as_ref().filter(|_| lost) {
+            Some(gap) => {
+                let what = format!("{}: a synced batch is damaged or missing, later ones are there", gap.name);
+                Err(Error::Corrupt { place: Place::Log { generation: gap.generation.0, offset: gap.offset }, what })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fs::tests::Scratch;
+    use super::super::fs::RealFs;
+    use super::super::sim::{Fault, Random, SimFs};
+    use super::*;
+
+    const DIR: &str = "/store";
+
+    fn log(fs: &Arc<dyn Fs>, dir: &Path) -> RowLog {
+        let log = RowLog::new(Arc::clone(fs), dir, 4096, Arc::default());
+        log.set_storage_id(42);
+        log
+    }
+
+    type Records = Vec<(u64, u64, Vec<u8>)>;
+
+    fn replay(log: &RowLog, flushed: u64) -> Result<Records> {
+        let mut all = Vec::new();
+        log.replay(L0Id(flushed), &mut |g, a, r| {
+            all.push((g.0, a.0, r.to_vec()));
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn append(log: &RowLog, generation: u64, records: &[&[u8]]) -> Result<Records> {
+        let mut all = Vec::new();
+        log.append(L0Id(generation), records, &mut |i, a| all.push((generation, a.0, records[i].to_vec())))?;
+        Ok(all)
+    }
+
+    #[test]
+    fn rows_are_read_back_mapped_or_not_before_and_after_a_replay() {
+        let scratch = Scratch::new();
+        let kinds: [(Arc<dyn Fs>, PathBuf); 2] =
+            [(Arc::new(RealFs), scratch.0.clone()), (Arc::new(SimFs::new(1)), DIR.into())];
+        for (fs, dir) in kinds {
+            let log = log(&fs, &dir);
+            assert_eq!(replay(&log, 0).unwrap(), []);
+            let mut written = Vec::new();
+            for generation in 1..4 {
+                for n in 0..100 {
+                    let records = [vec![n as u8; n * 7], vec![n as u8 + 1; 130]];
+                    written.extend(append(&log, generation, &[&records[0], &records[1]]).unwrap());
+                }
+            }
+            let check = |log: &RowLog| {
+                for (generation, addr, record) in &written {
+                    assert_eq!(&*log.row(L0Id(*generation), LogAddr(*addr)).unwrap(), record.as_slice());
+                }
+                assert!(log.row(L0Id(9), LogAddr(64)).is_err());
+                assert!(log.row(L0Id(1), LogAddr(1 << 40)).is_err());
+                assert!(append(log, 1, &[b"late"]).is_err());
+            };
+            check(&log);
+            log.close().unwrap();
+            let again = self::log(&fs, &dir);
+            assert_eq!(replay(&again, 0).unwrap(), written);
+            check(&again);
+            append(&again, 3, &[b"more"]).unwrap();
+            append(&again, 7, &[b"more"]).unwrap();
+            again.forget(L0Id(2), 5).unwrap();
+            assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_ok());
+            again.release(5);
+            assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_err());
+            assert_eq!(replay(&self::log(&fs, &dir), 2).unwrap().len(), 202);
+        }
+    }
+
+    /// Appends at random over a few generations, with syncs in between, and crashes: what is replayed is a prefix that holds
+    /// everything synced, and is the same once more after another crash.
+    #[test]
+    fn a_crash_leaves_a_prefix_with_all_that_was_synced() {
+        let (mut shorter, mut whole) = (0, 0);
+        for seed in 0..400 {
+            let sim = SimFs::new(seed);
+            let fs: Arc<dyn Fs> = Arc::new(sim.clone());
+            let dir = Path::new(DIR);
+            let mut random = Random::new(seed);
+            let (mut written, mut flushed, mut generation): (Records, u64, u64) = (Vec::new(), 0, 1);
+            for _ in 0..4 {
+                let log = log(&fs, dir);
+                let found = replay(&log, flushed).unwrap();
+                assert_eq!(found, written, "seed {seed}");
+                let mut synced = written.len();
+                for _ in 0..random.below(60) {
+                    match random.below(12) {
+                        0 => generation += 1 + random.below(2),
+                        1 => {
+                            log.sync().unwrap();
+                            synced = written.len();
+                        }
+                        2 if generation > flushed + 1 => {
+                            // A flush makes the oldest generation durable in another way.
+                            flushed += 1;
+                            let before = written.len();
+                            written.retain(|(g, ..)| *g > flushed);
+                            synced = synced.saturating_sub(before - written.len());
+                            log.forget(L0Id(flushed), 0).unwrap();
+                        }
+                        _ => {
+                            let record = vec![random.bits() as u8; random.below(900) as usize];
+                            let records: Vec<&[u8]> = (0..=random.below(3)).map(|_| record.as_slice()).collect();
+                            written.extend(append(&log, generation, &records).unwrap());
+                        }
+                    }
+                }
+                sim.crash();
+                drop(log);
+                let log = self::log(&fs, dir);
+                let found = replay(&log, flushed).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+                assert!(written.starts_with(&found), "seed {seed}: not a prefix");
+                assert!(found.len() >= synced, "seed {seed}: lost");
+                if found.len() < written.len() {
+                    shorter += 1
+                } else {
+                    whole += 1
+                }
+                written = found;
+                sim.crash();
+            }
+        }
+        assert!(shorter > 100 && whole > 100, "{shorter} {whole}");
+    }
+
+    #[test]
+    fn damage_to_what_was_synced_is_an_error_that_names_the_place() {
+        let sim = SimFs::new(3);
+        let fs: Arc<dyn Fs> = Arc::new(sim.clone());
+        let log = log(&fs, Path::new(DIR));
+        for generation in 1..4 {
+            for n in 0..5 {
+                append(&log, generation, &[&[n; 50]]).unwrap();
+            }
+        }
+        log.close().unwrap();
+        drop(log);
+        let files: Vec<_> = sim.files().into_iter().filter(|(name, _)| name.ends_with(segment_name(L0Id(2)))).collect();
+        let (path, len) = files[0].clone();
+        for at in 0..len {
+            sim.damage(&path, at, 0x20);
+            let error = replay(&self::log(&fs, Path::new(DIR)), 0).err();
+            let said = error.unwrap_or_else(|| panic!("byte {at} was damaged unnoticed")).to_string();
+            assert!(said.contains("log generation 2") && said.contains("log-000000000002.lkv"), "{said}");
+            sim.damage(&path, at, 0x20);
+        }
+        // The last segment: all but the closing frame itself.
+        let (path, len) = sim.files().into_iter().find(|(name, _)| name.ends_with(segment_name(L0Id(3)))).unwrap();
+        for at in 0..len - 16 {
+            sim.damage(&path, at, 0x20);
+            assert!(replay(&self::log(&fs, Path::new(DIR)), 0).is_err(), "byte {at}");
+            sim.damage(&path, at, 0x20);
+        }
+        assert_eq!(replay(&self::log(&fs, Path::new(DIR)), 0).unwrap().len(), 15);
+    }
+
+    #[test]
+    fn no_room_changes_nothing_and_a_failed_sync_ends_writing() {
+        let sim = SimFs::new(4);
+        let fs: Arc<dyn Fs> = Arc::new(sim.clone());
+        let log = log(&fs, Path::new(DIR));
+        let mut written = append(&log, 1, &[b"first"]).unwrap();
+        sim.set_full(true);
+        assert!(matches!(append(&log, 1, &[&[1; 5000]]), Err(Error::NoSpace(_))));
+        assert!(matches!(append(&log, 2, &[b"x"]), Err(Error::NoSpace(_))));
+        written.extend(append(&log, 1, &[b"small"]).unwrap());
+        sim.set_full(false);
+        written.extend(append(&log, 2, &[&[1; 5000]]).unwrap());
+        log.sync().unwrap();
+        sim.crash();
+        let again = self::log(&fs, Path::new(DIR));
+        assert_eq!(replay(&again, 0).unwrap(), written);
+        append(&again, 2, &[b"y"]).unwrap();
+        sim.fault_at(sim.operations(), Fault::Error);
+        assert!(matches!(again.sync(), Err(Error::Io { .. })));
+        for _ in 0..2 {
+            assert!(matches!(append(&again, 2, &[b"z"]), Err(Error::Unavailable(_))));
+            assert!(matches!(again.sync(), Err(Error::Unavailable(_))));
+        }
+    }
+}

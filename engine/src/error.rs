@@ -1,0 +1,117 @@
+//! Errors are values with context: what was wrong, and where.
+
+use crate::types::{ExtentSeq, PageNo};
+use std::fmt;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that can go wrong in the engine.
+#[derive(Debug)]
+pub enum Error {
+    /// Bytes on disk are not what was written. `what` says what was expected and found.
+    Corrupt { place: Place, what: String },
+    /// The store was written by a format this build does not know.
+    Format { found: u32, known: u32 },
+    /// A consumer of memory has used up its budget; nothing was changed.
+    MemoryFull { consumer: Consumer, limit: u64 },
+    /// The page store has no room for another extent (disk full, or block numbers used up).
+    NoSpace(String),
+    /// The caller's input cannot be taken: empty or oversized key, unknown option.
+    Invalid(String),
+    /// The store is locked by another process, or closed.
+    Unavailable(String),
+    /// An operating system call failed.
+    Io { what: String, source: std::io::Error },
+}
+
+/// Where corrupt bytes stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Page {
+        page: PageNo,
+        offset: u16,
+        expected: Option<ExtentSeq>,
+    },
+    Log {
+        generation: u64,
+        offset: u64,
+    },
+    /// Not tied to one page: a relation between structures is broken.
+    Structure,
+}
+
+/// Who uses shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consumer {
+    Memtable,
+    KeyIndex,
+    Versions,
+    Locks,
+}
+
+impl Error {
+    /// A corruption found in a page.
+    pub fn page(page: PageNo, offset: usize, what: impl Into<String>) -> Error {
+        let place = Place::Page { page, offset: u16::try_from(offset).unwrap_or(u16::MAX), expected: None };
+        Error::Corrupt { place, what: what.into() }
+    }
+
+    pub fn structure(what: impl Into<String>) -> Error {
+        Error::Corrupt { place: Place::Structure, what: what.into() }
+    }
+
+    pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
+        Error::Io { what: what.into(), source }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Corrupt { place, what } => write!(f, "corrupt {place}: {what}"),
+            Error::Format { found, known } => {
+                write!(f, "format version {found} is not known here (known: up to {known})")
+            }
+            Error::MemoryFull { consumer, limit } => {
+                write!(f, "the {consumer} budget of {limit} bytes is used up")
+            }
+            Error::NoSpace(what) => write!(f, "no space: {what}"),
+            Error::Invalid(what) => write!(f, "invalid: {what}"),
+            Error::Unavailable(what) => write!(f, "unavailable: {what}"),
+            Error::Io { what, source } => write!(f, "{what}: {source}"),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Page { page, offset, expected: Some(seq) } => {
+                write!(f, "page {page} (extent {seq}) at offset {offset}")
+            }
+            Place::Page { page, offset, expected: None } => write!(f, "page {page} at offset {offset}"),
+            Place::Log { generation, offset } => write!(f, "log generation {generation} at offset {offset}"),
+            Place::Structure => write!(f, "structure"),
+        }
+    }
+}
+
+impl fmt::Display for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Consumer::Memtable => "memtable",
+            Consumer::KeyIndex => "key index",
+            Consumer::Versions => "version",
+            Consumer::Locks => "row lock",
+        })
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

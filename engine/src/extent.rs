@@ -1,0 +1,209 @@
+//! Free space of the page store: the complement of what the manifest names.
+//!
+//! It is kept in memory alone, so that a crash between an allocation and the flip that names it leaks nothing.
+
+use crate::error::{Error, Result};
+use crate::types::{Extent, ExtentSeq, PageNo};
+
+/// Highest page number in use plus one (PostgreSQL's MaxBlockNumber).
+const MAX_PAGES: u32 = u32::MAX - 1;
+
+/// The free pieces below the high-water mark, ascending and never adjacent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeSpace {
+    pieces: Vec<Piece>,
+    /// Pages from here on were never used.
+    high: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    start: u32,
+    pages: u32,
+}
+
+impl FreeSpace {
+    /// What is left when `taken` are in use and pages below `first` belong to the host or hold the meta page.
+    pub fn complement(first: u32, high: u32, taken: impl Iterator<Item = Extent>) -> Result<FreeSpace> {
+        let mut taken: Vec<Extent> = taken.filter(|e| e.pages > 0).collect();
+        taken.sort_unstable_by_key(|e| e.start);
+        let mut free = FreeSpace { pieces: Vec::new(), high: high.max(first) };
+        let mut at = first;
+        for extent in taken {
+            if extent.start.0 < at {
+                return Err(Error::structure(format!("two owners of page {}", extent.start)));
+            }
+            if extent.start.0 > at {
+                free.pieces.push(Piece { start: at, pages: extent.start.0 - at });
+            }
+            at = extent.end().0;
+        }
+        if at > free.high {
+            return Err(Error::structure(format!("an extent ends at page {at}, the store at {}", free.high)));
+        }
+        if at < free.high {
+            free.pieces.push(Piece { start: at, pages: free.high - at });
+        }
+        Ok(free)
+    }
+
+    /// Pages that the file must have.
+    pub fn high(&self) -> u32 {
+        self.high
+    }
+
+    /// Free pages below the high-water mark.
+    pub fn pages(&self) -> u64 {
+        self.pieces.iter().map(|p| u64::from(p.pages)).sum()
+    }
+
+    /// Takes `pages` side by side: the smallest free piece that holds them, else new ones at the end. Where most is free it
+    /// is the first piece that holds them, so that the end becomes free and can be given back. The extent has no sequence
+    /// number yet.
+    pub fn take(&mut self, pages: u32) -> Result<Extent> {
+        debug_assert!(pages > 0);
+        let mostly_free = self.pages() > u64::from(self.high / 2);
+        let mut fitting = self.pieces.iter().enumerate().filter(|(_, p)| p.pages >= pages);
+        let best = if mostly_free { fitting.next() } else { fitting.min_by_key(|(_, p)| p.pages) };
+        if let Some((at, _)) = best {
+            return Ok(self.cut(at, pages));
+        }
+        let room = MAX_PAGES - self.high;
+        if room < pages {
+            return Err(Error::NoSpace(format!("{pages} more pages exceed the highest page number")));
+        }
+        let start = self.high;
+        self.high += pages;
+        Ok(extent(start, pages))
+    }
+
+    /// Takes `pages` in as few pieces as there are, largest first, so that free space is used before the file grows;
+    /// pieces below `least` pages are not worth a seek.
+    pub fn take_scattered(&mut self, pages: u32, least: u32) -> Result<Vec<Extent>> {
+        let mut got = Vec::new();
+        let mut want = pages;
+        while want > 0 {
+            if self.pieces.iter().any(|p| p.pages >= want) {
+                got.push(self.take(want)?);
+                break;
+            }
+            let largest = self.pieces.iter().enumerate().max_by_key(|(_, p)| p.pages).filter(|(_, p)| p.pages >= least);
+            match largest.map(|(at, p)| (at, p.pages)) {
+                Some((at, size)) => {
+                    got.push(self.cut(at, size));
+                    want -= size;
+                }
+                None => {
+                    match self.take(want) {
+                        Ok(last) => got.push(last),
+                        Err(full) => {
+                            got.into_iter().for_each(|e| self.give(e));
+                            return Err(full);
+                        }
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(got)
+    }
+
+    /// Gives pages back.
+    pub fn give(&mut self, extent: Extent) {
+        if extent.pages == 0 {
+            return;
+        }
+        let at = self.pieces.partition_point(|p| p.start < extent.start.0);
+        let (start, end) = (extent.start.0, extent.end().0);
+        debug_assert!(at == 0 || self.pieces.get(at - 1).is_none_or(|p| p.start + p.pages <= start));
+        debug_assert!(self.pieces.get(at).is_none_or(|p| end <= p.start));
+        let joins_next = self.pieces.get(at).is_some_and(|p| p.start == end);
+        let joins_last = at > 0 && self.pieces.get(at - 1).is_some_and(|p| p.start + p.pages == start);
+        match (joins_last, joins_next) {
+            (true, true) => {
+                let next = self.pieces.remove(at);
+                if let Some(last) = self.pieces.get_mut(at - 1) {
+                    last.pages += extent.pages + next.pages;
+                }
+            }
+            (true, false) => {
+                if let Some(last) = self.pieces.get_mut(at - 1) {
+                    last.pages += extent.pages;
+                }
+            }
+            (false, true) => {
+                if let Some(next) = self.pieces.get_mut(at) {
+                    next.start = start;
+                    next.pages += extent.pages;
+                }
+            }
+            (false, false) => self.pieces.insert(at, Piece { start, pages: extent.pages }),
+        }
+    }
+
+    /// Free pages at the end.
+    pub fn tail(&self) -> u32 {
+        let last = self.pieces.last().filter(|last| last.start + last.pages == self.high);
+        last.map_or(0, |last| last.pages)
+    }
+
+    /// Lowers the high-water mark below a free tail and returns it.
+    pub fn trim(&mut self) -> u32 {
+        if let Some(last) = self.pieces.last().copied() {
+            if last.start + last.pages == self.high {
+                self.high = last.start;
+                self.pieces.pop();
+            }
+        }
+        self.high
+    }
+
+    fn cut(&mut self, at: usize, pages: u32) -> Extent {
+        let Some(piece) = self.pieces.get_mut(at) else { return extent(0, 0) };
+        let start = piece.start;
+        piece.start += pages;
+        piece.pages -= pages;
+        if piece.pages == 0 {
+            self.pieces.remove(at);
+        }
+        extent(start, pages)
+    }
+}
+
+fn extent(start: u32, pages: u32) -> Extent {
+    Extent { start: PageNo(start), pages, seq: ExtentSeq(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complement_names_every_gap() {
+        let free = FreeSpace::complement(1, 20, [extent(8, 2), extent(3, 2)].into_iter()).unwrap();
+        assert_eq!(free.pages(), 2 + 3 + 10);
+        assert!(FreeSpace::complement(1, 20, [extent(3, 3), extent(5, 2)].into_iter()).is_err(), "overlap");
+        assert!(FreeSpace::complement(1, 4, [extent(3, 3)].into_iter()).is_err(), "past the end");
+    }
+
+    #[test]
+    fn pieces_join_again() {
+        let mut free = FreeSpace::complement(1, 1, std::iter::empty()).unwrap();
+        let taken: Vec<_> = (0..10).map(|_| free.take(4).unwrap()).collect();
+        assert_eq!(free.high(), 41);
+        for i in [3, 1, 2, 9, 0, 5, 7, 6, 8, 4] {
+            free.give(taken[i]);
+        }
+        assert_eq!((free.pages(), free.pieces.len()), (40, 1));
+        assert_eq!(free.trim(), 1);
+        assert_eq!(free.pages(), 0);
+    }
+
+    #[test]
+    fn scattered_takes_free_pieces_before_growing() {
+        let mut free = FreeSpace::complement(0, 30, [extent(10, 10)].into_iter()).unwrap();
+        let got = free.take_scattered(25, 4).unwrap();
+        assert_eq!(got.iter().map(|e| e.pages).sum::<u32>(), 25);
+        assert_eq!(free.high(), 35);
+    }
+}

@@ -1,0 +1,144 @@
+//! What the engine asks of whoever hosts it: pages, a row log, what became of a writer, latches, memory budgets.
+//!
+//! There are two hosts: [`crate::embedded`] (one file of pages, log segments, threads) and the PostgreSQL extension (the
+//! buffer manager, WAL-logged log pages, processes). The engine never blocks in a host call while an epoch is pinned.
+
+use crate::error::Result;
+use crate::manifest::Manifest;
+use crate::page::PageBuf;
+use crate::tree::{SuperVersion, Tree};
+use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, Writer};
+use loosekv_shm::RawLatch;
+use std::ops::Deref;
+
+pub trait Host: Sized + 'static {
+    /// A reader-writer latch that lives inside the shared structures.
+    type Latch: RawLatch;
+    /// A pinned page; dropping it releases the pin.
+    type Page: Deref<Target = PageBuf>;
+    /// A pinned log record; dropping it releases the pin.
+    type LogRow: Deref<Target = [u8]>;
+    /// What the host keeps in shared memory for a table's row log (its tails).
+    type LogState: Default + Send + Sync;
+    type Horizon: Horizon;
+    /// Extents under construction are named in the meta page before they are written to (hosts with standbys).
+    const NAME_PENDING: bool;
+    /// Longest record that the row log takes. The body of a row whose record would be longer goes to the value log first.
+    const MAX_RECORD: usize = crate::run::MAX_ROW;
+
+    // Pages.
+
+    /// Reads a page; fails when its checksum is wrong or the page is past the end. The caller checks kind and extent.
+    fn read_page(&self, page: PageNo) -> Result<Self::Page>;
+    /// Writes new pages of an extent, side by side from `start`. They are durable, at the latest, before the next flip is.
+    fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()>;
+    /// Makes the page store at least `pages` long. Fails, with nothing changed, when there is no room.
+    fn extend(&self, pages: u32) -> Result<()>;
+    /// Gives back the pages from `pages` on, when nothing names them any more. May do nothing.
+    fn shrink(&self, pages: u32) -> Result<()>;
+    /// Replaces the meta page, atomically and durably: after a crash there is the old one or this one, and this one only
+    /// if every page written before is there too.
+    fn flip(&self, meta: &mut PageBuf, flip: &Flip) -> Result<()>;
+    /// The current meta page, `None` for a store that has none yet.
+    fn read_meta(&self) -> Result<Option<PageBuf>>;
+
+    // The row log.
+
+    /// Appends records to the log of `generation` and, once nothing can fail any more, calls `link` for each of them
+    /// with its address. Append, logging and link are one unit: whoever finds the record after a crash finds it whole.
+    /// The records are made by [`crate::row::encode_record`] and tell their own length.
+    fn append(
+        &self,
+        tree: &Tree<'_, Self>,
+        generation: L0Id,
+        records: &[&[u8]],
+        link: &mut dyn FnMut(usize, LogAddr),
+    ) -> Result<()>;
+    /// The record at `addr`, exactly as appended.
+    fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<Self::LogRow>;
+    /// Shows every whole record of the generations that `manifest` does not hold in a run, each generation in its order of arrival.
+    #[allow(clippy::type_complexity)]
+    fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()>;
+    /// The generations up to and including this one are in runs now; their log may go.
+    fn forget_log(&self, upto: L0Id) -> Result<()>;
+
+    // Writers.
+
+    /// How things stand now, for one flush or one merge.
+    fn horizon(&self) -> Self::Horizon;
+
+    /// What those who replay the flips elsewhere have said about their readers; `None`: nobody has.
+    fn lagging(&self) -> Option<Lagging> {
+        None
+    }
+
+    // Memory.
+
+    fn budgets(&self) -> &Budgets;
+    /// A superversion was pinned (or unpinned) by this process. A host whose processes may end without unwinding keeps
+    /// the list, and unpins by force at exit ([`crate::tree::unpin_by_force`]).
+    fn note_pin(_pinned: *const SuperVersion, _held: bool) {}
+
+    // Pace.
+
+    /// A memtable was frozen: wake whoever flushes. No latch is held.
+    fn frozen(&self) {}
+    /// Too many memtables are frozen: wait until one is flushed, or flush one. No latch is held.
+    fn make_room(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        tree.flush_one().map(|_| ())
+    }
+    /// A test may do other things in between, as another thread or process could.
+    #[cfg(test)]
+    fn paused(&self, _tree: &Tree<'_, Self>, _at: crate::mutation::Pause) {}
+    /// A merge is at work and asks every few pages whether to go on. No latch is held.
+    fn merging(&self, _tree: &Tree<'_, Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What became of writers, as seen from one moment.
+pub trait Horizon {
+    fn fate(&mut self, head: &Head) -> Fate;
+    /// No snapshot, now or later, fails to see a committed writer below this one.
+    fn oldest(&self) -> Writer;
+}
+
+/// Readers elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lagging {
+    /// Their oldest snapshot may not see this writer; it sees those below that have ended.
+    pub oldest: Writer,
+    /// A snapshot taken now does not see this writer.
+    pub next: Writer,
+}
+
+/// What a flip tells those who replay it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flip {
+    /// The newest writer that superseded a row version which this flip drops: snapshots that do not see it yet may miss
+    /// a row after this flip.
+    pub superseded: Option<Writer>,
+    /// Extents are being used again that were freed at or before this version of the manifest.
+    pub reused: Option<u64>,
+}
+
+/// Limits on memory, shared by all tables of a host. `used` counts what is taken now.
+#[derive(Debug, Default)]
+pub struct Budgets {
+    pub memtables: Budget,
+    pub key_index: Budget,
+}
+
+#[derive(Debug, Default)]
+pub struct Budget {
+    pub limit: std::sync::atomic::AtomicU64,
+    pub used: std::sync::atomic::AtomicU64,
+}
+
+impl Budget {
+    /// Nothing more may be taken.
+    pub fn is_full(&self) -> bool {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.used.load(Relaxed) >= self.limit.load(Relaxed)
+    }
+}

@@ -1,0 +1,317 @@
+//! The key index against a model, and its races.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+
+type Model = BTreeMap<Vec<u8>, IndexEntry>;
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+
+    fn key(&mut self) -> Vec<u8> {
+        let mut key = [b"".as_slice(), b"a", b"aaaaaaaa", b"aaaaaaaaaaaaaaaaaaaaaa", &[b'b'; 60]]
+            [self.below(5) as usize]
+            .to_vec();
+        for _ in 0..self.below(4) {
+            key.push([0, 1, b'a', 255][self.below(4) as usize]);
+        }
+        key
+    }
+
+    fn entry(&mut self) -> IndexEntry {
+        at(self.below(50), self.below(3) == 0)
+    }
+}
+
+fn at(l0: u64, tombstone: bool) -> IndexEntry {
+    IndexEntry { l0: L0Id(l0), tombstone }
+}
+
+fn budget(limit: u64) -> Budget {
+    let budget = Budget::default();
+    budget.limit.store(limit, Ordering::Relaxed);
+    budget
+}
+
+fn plenty() -> Budget {
+    budget(1 << 40)
+}
+
+fn used(budget: &Budget) -> u64 {
+    budget.used.load(Ordering::Relaxed)
+}
+
+fn all(index: &KeyIndex, direction: Direction, max: usize) -> Vec<(Vec<u8>, IndexEntry)> {
+    let mut chunk = KeyChunk::new();
+    let mut seen = Vec::<(Vec<u8>, IndexEntry)>::new();
+    loop {
+        let from = seen.last().map(|(key, _)| key.clone());
+        let bound = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(key.as_slice()));
+        index.next_chunk(bound, direction, max, &mut chunk);
+        assert!(chunk.len() <= max && (chunk.is_complete() || !chunk.is_empty()));
+        seen.extend(chunk.iter().map(|(key, entry)| (key.to_vec(), entry)));
+        assert_eq!(chunk.last().map(|l| l.0.to_vec()), chunk.iter().last().map(|l| l.0.to_vec()));
+        if chunk.is_complete() {
+            return seen;
+        }
+    }
+}
+
+fn check(index: &KeyIndex, model: &Model, budget: &Budget) {
+    let expected: Vec<_> = model.iter().map(|(key, entry)| (key.clone(), *entry)).collect();
+    for max in [1, 7, 1000] {
+        assert_eq!(all(index, Direction::Forward, max), expected);
+        assert!(all(index, Direction::Backward, max).iter().eq(expected.iter().rev()));
+    }
+    assert_eq!(index.len(), model.len());
+    let bytes: u64 = model.keys().map(|key| cost(key.len())).sum();
+    assert_eq!((index.bytes(), used(budget)), (bytes, bytes));
+}
+
+#[test]
+fn random_against_model() {
+    let (seeds, steps) = if cfg!(miri) { (1, 40) } else { (10, 3000) };
+    for seed in 0..seeds {
+        let (index, budget, mut model, mut rng) = (KeyIndex::new(), plenty(), Model::new(), Rng(seed));
+        for step in 0..steps {
+            let (key, entry) = (rng.key(), rng.entry());
+            let old = model.get(&key).copied();
+            assert_eq!(index.get(&key), old);
+            match rng.below(5) {
+                0 | 1 => {
+                    index.raise(&key, entry, &budget).expect("room");
+                    if old.is_none_or(|old| old.l0 <= entry.l0) {
+                        model.insert(key, entry);
+                    }
+                }
+                2 => {
+                    let inserted = index.insert_if_absent(&key, entry, &budget).expect("room");
+                    assert_eq!(inserted, old.is_none());
+                    model.entry(key).or_insert(entry);
+                }
+                _ => {
+                    let seen = if rng.below(3) == 0 { entry } else { old.unwrap_or(entry) };
+                    let removed = index.remove_if(&key, seen, &budget);
+                    assert_eq!(removed, old == Some(seen));
+                    if removed {
+                        model.remove(&key);
+                    }
+                }
+            }
+            if step % (steps / 4) == 0 {
+                check(&index, &model, &budget);
+            }
+        }
+        check(&index, &model, &budget);
+        for key in (0..20).map(|_| rng.key()) {
+            check_bounds(&index, &model, &key);
+        }
+        index.uncount(&budget);
+        assert_eq!((used(&budget), index.bytes()), (0, 0));
+    }
+}
+
+fn check_bounds(index: &KeyIndex, model: &Model, key: &[u8]) {
+    let mut chunk = KeyChunk::new();
+    for from in [Bound::Included(key), Bound::Excluded(key)] {
+        index.next_chunk(from, Direction::Forward, 1, &mut chunk);
+        let expected = model.range::<[u8], _>((from, Bound::Unbounded)).next();
+        assert_eq!(chunk.get(0), expected.map(|(key, entry)| (key.as_slice(), *entry)));
+        index.next_chunk(from, Direction::Backward, 1, &mut chunk);
+        let expected = model.range::<[u8], _>((Bound::Unbounded, from)).next_back();
+        assert_eq!(chunk.get(0), expected.map(|(key, entry)| (key.as_slice(), *entry)));
+    }
+}
+
+#[test]
+fn entries_move_forward_only() {
+    let (index, budget) = (KeyIndex::new(), plenty());
+    for (raised, expected) in [
+        (at(5, false), at(5, false)),
+        (at(4, true), at(5, false)),
+        (at(5, true), at(5, true)),
+        (at(9, false), at(9, false)),
+        (at(8, true), at(9, false)),
+    ] {
+        index.raise(b"k", raised, &budget).expect("room");
+        assert_eq!(index.get(b"k"), Some(expected));
+    }
+    assert!(!index.insert_if_absent(b"k", at(100, false), &budget).expect("room"));
+    assert!(!index.remove_if(b"k", at(8, true), &budget));
+    assert!(!index.remove_if(b"k", at(9, true), &budget));
+    assert!(index.remove_if(b"k", at(9, false), &budget));
+    assert!(index.get(b"k").is_none() && index.is_empty() && index.bytes() == 0);
+    index.raise(b"k", at(1, true), &budget).expect("room");
+    assert_eq!(index.get(b"k"), Some(at(1, true)), "a new life begins anywhere");
+}
+
+#[test]
+fn full_index_takes_no_new_keys() {
+    let (index, budget) = (KeyIndex::new(), budget(cost(5) * 3 + cost(100)));
+    let long = [7; 100];
+    for key in [b"key-1".as_slice(), b"key-2", &long, b"key-3"] {
+        index.raise(key, at(1, false), &budget).expect("room");
+    }
+    let full = index.raise(b"key-4", at(1, false), &budget).expect_err("full");
+    assert!(matches!(Error::from(full), Error::MemoryFull { consumer: Consumer::KeyIndex, .. }));
+    assert!(index.insert_if_absent(&[8; 100], at(1, false), &budget).is_err());
+    assert!(index.get(b"key-4").is_none() && index.len() == 4);
+    for key in [b"key-1".as_slice(), &long] {
+        index.raise(key, at(2, true), &budget).expect("existing keys always can");
+        assert_eq!(index.get(key), Some(at(2, true)));
+        assert!(!index.insert_if_absent(key, at(3, true), &budget).expect("existing keys always can"));
+    }
+    assert!(index.remove_if(b"key-2", at(1, false), &budget));
+    index.raise(b"key-4", at(1, false), &budget).expect("room again");
+}
+
+#[test]
+fn sweeps_go_in_bounded_pieces() {
+    let keys = if cfg!(miri) { 60 } else { 2000 };
+    let (index, budget, mut model, mut rng) = (KeyIndex::new(), plenty(), Model::new(), Rng(4));
+    for i in 0..keys {
+        let (key, entry) =
+            (format!("key {i}, some of them longer: {:>1$}", i, (i % 40) as usize).into_bytes(), rng.entry());
+        index.raise(&key, entry, &budget).expect("room");
+        model.insert(key, entry);
+    }
+    let mut cursor = SweepCursor::new();
+    let mut removed = 0;
+    while !cursor.is_done() {
+        let before = removed;
+        removed += index.sweep_below(L0Id(20), &mut cursor, 50, &budget);
+        assert!(removed - before <= 50);
+    }
+    model.retain(|_, entry| entry.l0 >= L0Id(20));
+    assert_eq!(removed, keys as usize - model.len());
+    check(&index, &model, &budget);
+    assert_eq!(index.sweep_below(L0Id(100), &mut cursor, 50, &budget), 0, "done is done");
+
+    let mut cursor = SweepCursor::default();
+    while !cursor.is_done() {
+        index.sweep_tombstones(|l0| l0.0 % 2 == 0, &mut cursor, 333, &budget);
+    }
+    model.retain(|_, entry| !(entry.tombstone && entry.l0.0 % 2 == 0));
+    check(&index, &model, &budget);
+    let mut cursor = SweepCursor::default();
+    assert_eq!(index.sweep_below(L0Id(100), &mut cursor, usize::MAX, &budget), model.len());
+    assert!(cursor.is_done());
+    check(&index, &Model::new(), &budget);
+}
+
+#[test]
+fn longest_keys_go_one_a_chunk() {
+    let (index, budget, mut model) = (KeyIndex::new(), plenty(), Model::new());
+    for i in 0..5 {
+        let key = vec![i; MAX_KEY];
+        index.raise(&key, at(1, false), &budget).expect("room");
+        model.insert(key, at(1, false));
+    }
+    check(&index, &model, &budget);
+}
+
+/// A raise is never lost to a removal: after both are over the entry is there, unless the removal saw that very entry.
+#[test]
+fn raises_win_over_removals() {
+    let rounds = if cfg!(miri) { 40 } else { 60_000 };
+    let (index, budget) = (KeyIndex::new(), plenty());
+    for long in [false, true] {
+        let key = if long { [b'k'; 40].as_slice() } else { b"k" };
+        let (index, budget, done) = (&index, &budget, &AtomicBool::new(false));
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(move || {
+                    while !done.load(Ordering::Acquire) {
+                        // Only tombstones, which are raised as even numbers.
+                        if let Some(seen) = index.get(key).filter(|seen| seen.tombstone) {
+                            index.remove_if(key, seen, budget);
+                        }
+                        let mut cursor = SweepCursor::new();
+                        index.sweep_tombstones(|_| true, &mut cursor, 10, budget);
+                    }
+                });
+            }
+            threads.spawn(move || {
+                let mut newest = 0;
+                while !done.load(Ordering::Acquire) {
+                    if let Some(entry) = index.get(key) {
+                        assert!(entry.l0.0 >= newest, "backwards from {newest} to {entry:?}");
+                        assert_eq!(entry.tombstone, entry.l0.0.is_multiple_of(2));
+                        newest = entry.l0.0;
+                    }
+                }
+            });
+            for l0 in 1..rounds {
+                index.raise(key, at(l0, l0 % 2 == 0), budget).expect("room");
+                if l0 % 2 == 1 {
+                    assert_eq!(index.get(key), Some(at(l0, false)), "nobody may remove this");
+                }
+            }
+            done.store(true, Ordering::Release);
+        });
+        let left = index.get(key);
+        if let Some(left) = left {
+            assert!(index.remove_if(key, left, budget));
+        }
+        assert_eq!((index.len(), index.bytes(), used(budget)), (0, 0, 0), "each node is counted once");
+    }
+}
+
+/// I12: a key that always exists is found by every look-up, whatever others do to it and its neighbours.
+#[test]
+fn raised_keys_are_never_missed() {
+    let (keys, rounds) = if cfg!(miri) { (4, 15) } else { (64, 3000) };
+    let (index, budget, done) = (KeyIndex::new(), plenty(), AtomicBool::new(false));
+    let key =
+        |i: u64| [b"key-".as_slice(), &i.to_be_bytes(), if i.is_multiple_of(3) { &[b'x'; 30] } else { b"" }].concat();
+    let stable: Vec<_> = (0..keys).map(|i| key(2 * i)).collect();
+    let passing: Vec<_> = (0..keys).map(|i| key(2 * i + 1)).collect();
+    for key in &stable {
+        index.raise(key, at(1, false), &budget).expect("room");
+    }
+    let raisers_left = AtomicU64::new(2);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                for round in 1..rounds {
+                    for (stable, passing) in stable.iter().zip(&passing) {
+                        index.raise(stable, at(round, false), &budget).expect("room");
+                        index.insert_if_absent(passing, at(round, true), &budget).expect("room");
+                        index.remove_if(passing, at(round, true), &budget);
+                    }
+                }
+                if raisers_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    done.store(true, Ordering::Release);
+                }
+            });
+        }
+        threads.spawn(|| {
+            let mut chunk = KeyChunk::new();
+            loop {
+                let last = done.load(Ordering::Acquire);
+                for key in &stable {
+                    assert!(index.get(key).is_some(), "a key that exists is missed");
+                }
+                let direction = if chunk.len().is_multiple_of(2) { Direction::Forward } else { Direction::Backward };
+                index.next_chunk(Bound::Unbounded, direction, 1000, &mut chunk);
+                assert_eq!(chunk.iter().filter(|(_, entry)| !entry.tombstone).count(), stable.len());
+                if last {
+                    break;
+                }
+            }
+        });
+    });
+    let model = stable.iter().map(|key| (key.clone(), at(rounds - 1, false))).collect();
+    let mut cursor = SweepCursor::new();
+    index.sweep_tombstones(|_| true, &mut cursor, usize::MAX, &budget);
+    check(&index, &model, &budget);
+}

@@ -1,0 +1,446 @@
+//! The manifest: what the table consists of. The meta page holds its head; the runs stand in manifest pages beside it.
+//!
+//! ```text
+//! meta page contents                                     manifest page contents
+//! | magic u32 | format u32 | storage id u64 | sum u64 |   | a piece of the body ... |
+//! | head: varints (version, high-water marks, ...)    |
+//! | log extents | pending extents | host bytes        |   body: | number of runs | run | run | ...
+//! | body: length, sum u64, extents                    |   | number of value extents | extent | extent | ...
+//!
+//! run: | id | level u8 | settled u8 | first, last L0 id | extents | number of uses | extent seq, bytes | ... | shape |
+//! ```
+//!
+//! A change of the runs or of the value extents writes a new body into fresh pages and then flips the meta page to it; a
+//! change of the log extents alone rewrites the meta page only. Sums are FNV-1a over the bytes, so that a body that belongs to another
+//! flip is found even where the host's checksums are off.
+//!
+//! Keeps I1 (runs partition the L0 ids), I13 (high-water marks never fall), I16 (what a run points into is named).
+
+use crate::bytes::{put_bytes, put_varint, Reader};
+use crate::error::{Error, Result};
+use crate::page::{PageBuf, PageKind, CAPACITY};
+use crate::run::RunShape;
+use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId};
+
+const MAGIC: u32 = 0x4c4b_5631;
+const FORMAT: u32 = 1;
+/// Magic, format, storage id, sum.
+const FIXED: usize = 4 + 4 + 8 + 8;
+
+/// One run as the manifest names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDesc {
+    pub id: RunId,
+    pub level: u8,
+    /// The contiguous interval of L0 ids that this run covers, both ends included (I1).
+    pub first_l0: L0Id,
+    pub last_l0: L0Id,
+    pub extents: Vec<Extent>,
+    /// What its rows point to in the value log, by extent, ascending.
+    pub values: Vec<ValueUse>,
+    /// Set once by the run writer.
+    pub shape: RunShape,
+    /// No writer of the run is in progress or aborted: its versions need no look-up of their writer's fate.
+    pub settled: bool,
+}
+
+impl RunDesc {
+    pub fn pages(&self) -> u64 {
+        self.extents.iter().map(|e| u64::from(e.pages)).sum()
+    }
+
+    /// Bytes in the value log that its rows point to.
+    pub fn value_bytes(&self) -> u64 {
+        self.values.iter().map(|v| v.bytes).sum()
+    }
+
+    pub fn uses(&self, seq: ExtentSeq) -> bool {
+        self.values.binary_search_by_key(&seq, |v| v.seq).is_ok()
+    }
+}
+
+/// How much of a value extent a run's rows point to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueUse {
+    pub seq: ExtentSeq,
+    pub bytes: u64,
+}
+
+/// A piece of the row log that lives in the page store (hosts whose log is elsewhere have none).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogExtent {
+    pub generation: L0Id,
+    pub tail: u16,
+    pub extent: Extent,
+}
+
+/// The table's durable state, all of it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Manifest {
+    pub storage_id: u64,
+    /// Counts flips.
+    pub version: u64,
+    /// Oldest first; their intervals are adjacent and ascending.
+    pub runs: Vec<RunDesc>,
+    pub log_extents: Vec<LogExtent>,
+    /// The value log.
+    pub values: Vec<Extent>,
+    /// Extents under construction: nobody's after a crash.
+    pub pending: Vec<Extent>,
+    /// Where the body stands.
+    pub body: Vec<Extent>,
+    /// The newest generation that is in a run (generations above it are in the row log).
+    pub flushed: L0Id,
+    /// No generation from this one on was begun.
+    pub next_generation: L0Id,
+    pub next_row_id: RowId,
+    pub next_run: RunId,
+    pub next_seq: ExtentSeq,
+    /// Pages from here on were never used.
+    pub allocated: u32,
+    /// The host's own durable bytes for the table (at most 64).
+    pub host: Vec<u8>,
+}
+
+impl Manifest {
+    /// An empty table's.
+    pub fn new(storage_id: u64) -> Manifest {
+        Manifest {
+            storage_id,
+            next_generation: L0Id(1),
+            next_run: RunId(1),
+            next_seq: ExtentSeq(1),
+            allocated: 1,
+            ..Manifest::default()
+        }
+    }
+
+    /// Every extent that has an owner after a crash.
+    pub fn owned(&self) -> impl Iterator<Item = Extent> + '_ {
+        let runs = self.runs.iter().flat_map(|r| r.extents.iter().copied());
+        let logs = self.log_extents.iter().map(|l| l.extent);
+        runs.chain(logs).chain(self.values.iter().copied()).chain(self.body.iter().copied())
+    }
+
+    /// Checks I1, I13 and I16 over the whole.
+    pub fn check(&self) -> Result<()> {
+        let mut next = L0Id(1);
+        let mut named: Vec<ExtentSeq> = self.values.iter().map(|e| e.seq).collect();
+        named.sort_unstable();
+        for run in &self.runs {
+            if run.first_l0 != next || run.last_l0 < run.first_l0 {
+                let found = format!("run {} covers {}..{} where {next} was to come", run.id, run.first_l0, run.last_l0);
+                return Err(Error::structure(found));
+            }
+            if run.id >= self.next_run || run.shape.max_row >= self.next_row_id {
+                return Err(Error::structure(format!("run {} is above the high-water marks", run.id)));
+            }
+            let unnamed = run.values.iter().find(|v| named.binary_search(&v.seq).is_err());
+            if let Some(ValueUse { seq, .. }) = unnamed {
+                return Err(Error::structure(format!("run {} points into value extent {seq}, which is gone", run.id)));
+            }
+            next = L0Id(run.last_l0.0 + 1);
+        }
+        if next.0 > self.flushed.0 + 1 || self.flushed >= self.next_generation {
+            return Err(Error::structure(format!("runs end before {next}, flushed up to {}", self.flushed)));
+        }
+        Ok(())
+    }
+
+    /// The body as bytes, to be put into manifest pages.
+    pub fn encode_body(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64 + self.runs.len() * 128);
+        put_varint(&mut out, self.runs.len() as u64);
+        for run in &self.runs {
+            put_varint(&mut out, run.id.0);
+            out.push(run.level);
+            out.push(u8::from(run.settled));
+            put_varint(&mut out, run.first_l0.0);
+            put_varint(&mut out, run.last_l0.0);
+            put_extents(&mut out, &run.extents);
+            put_varint(&mut out, run.values.len() as u64);
+            for used in &run.values {
+                put_varint(&mut out, used.seq.0);
+                put_varint(&mut out, used.bytes);
+            }
+            let mut shape = Vec::new();
+            run.shape.encode(&mut shape);
+            put_bytes(&mut out, &shape);
+        }
+        put_extents(&mut out, &self.values);
+        out
+    }
+
+    /// The meta page. `body` is what `encode_body` gave when the body was last written.
+    pub fn encode_meta(&self, body: &[u8]) -> Result<PageBuf> {
+        let mut head = Vec::with_capacity(512);
+        for value in [
+            self.version,
+            self.flushed.0,
+            self.next_generation.0,
+            self.next_row_id.0,
+            self.next_run.0,
+            self.next_seq.0,
+            u64::from(self.allocated),
+        ] {
+            put_varint(&mut head, value);
+        }
+        put_varint(&mut head, self.log_extents.len() as u64);
+        for log in &self.log_extents {
+            put_varint(&mut head, log.generation.0);
+            put_varint(&mut head, u64::from(log.tail));
+            put_extent(&mut head, &log.extent);
+        }
+        put_extents(&mut head, &self.pending);
+        put_bytes(&mut head, &self.host);
+        put_varint(&mut head, body.len() as u64);
+        head.extend_from_slice(&sum(body).to_le_bytes());
+        put_extents(&mut head, &self.body);
+
+        if FIXED + head.len() > CAPACITY {
+            return Err(Error::NoSpace(format!("{} log extents do not fit the meta page", self.log_extents.len())));
+        }
+        let mut contents = Vec::with_capacity(FIXED + head.len());
+        contents.extend_from_slice(&MAGIC.to_le_bytes());
+        contents.extend_from_slice(&FORMAT.to_le_bytes());
+        contents.extend_from_slice(&self.storage_id.to_le_bytes());
+        contents.extend_from_slice(&sum(&head).to_le_bytes());
+        contents.extend_from_slice(&head);
+        let mut page = PageBuf::ZERO;
+        page.init(PageKind::Meta, ExtentSeq(0));
+        page.fill(&contents)?;
+        Ok(page)
+    }
+
+    /// Reads the head from a meta page; the rest comes with [`Manifest::read_body`].
+    pub fn decode_meta(page: &PageBuf) -> Result<(Manifest, BodyRef)> {
+        let contents = page.expect(PageNo(0), PageKind::Meta, ExtentSeq(0))?;
+        let mut reader = Reader::new(contents);
+        if reader.u32()? != MAGIC {
+            return Err(Error::page(PageNo(0), 0, "not a LooseKV meta page"));
+        }
+        let format = reader.u32()?;
+        if format != FORMAT {
+            return Err(Error::Format { found: format, known: FORMAT });
+        }
+        let storage_id = reader.u64()?;
+        let expected = reader.u64()?;
+        if sum(contents.get(FIXED..).unwrap_or_default()) != expected {
+            return Err(Error::page(PageNo(0), 0, "the meta page's sum is wrong"));
+        }
+        let mut manifest = Manifest { storage_id, version: reader.varint()?, ..Manifest::default() };
+        manifest.flushed = L0Id(reader.varint()?);
+        manifest.next_generation = L0Id(reader.varint()?);
+        manifest.next_row_id = RowId(reader.varint()?);
+        manifest.next_run = RunId(reader.varint()?);
+        manifest.next_seq = ExtentSeq(reader.varint()?);
+        manifest.allocated = reader.varint32()?;
+        for _ in 0..reader.varint()? {
+            let generation = L0Id(reader.varint()?);
+            let tail = reader.varint()? as u16;
+            manifest.log_extents.push(LogExtent { generation, tail, extent: get_extent(&mut reader)? });
+        }
+        manifest.pending = get_extents(&mut reader)?;
+        manifest.host = reader.bytes()?.to_vec();
+        let length = reader.varint()? as usize;
+        let sum = reader.u64()?;
+        manifest.body = get_extents(&mut reader)?;
+        Ok((manifest, BodyRef { length, sum }))
+    }
+
+    /// Fills in the runs and the value extents from the bytes of the manifest pages.
+    pub fn read_body(&mut self, body: &BodyRef, bytes: &[u8]) -> Result<()> {
+        if bytes.len() != body.length || sum(bytes) != body.sum {
+            return Err(Error::structure("the manifest pages are not those that the meta page names"));
+        }
+        self.runs.clear();
+        self.values.clear();
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut reader = Reader::new(bytes);
+        for _ in 0..reader.varint()? {
+            let id = RunId(reader.varint()?);
+            let level = reader.byte()?;
+            let settled = reader.byte()? != 0;
+            let first_l0 = L0Id(reader.varint()?);
+            let last_l0 = L0Id(reader.varint()?);
+            let extents = get_extents(&mut reader)?;
+            let values = get_uses(&mut reader)?;
+            let (shape, _) = RunShape::decode(reader.bytes()?)?;
+            self.runs.push(RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled });
+        }
+        self.values = get_extents(&mut reader)?;
+        self.check()
+    }
+}
+
+/// Lets each run (oldest first) begin where the one before it ends: where a merge has left nothing, the next newer run
+/// takes over the interval. Manifest and superversions do so at every change, and so agree in whatever order flushes and
+/// merges reach them.
+pub fn close_gaps(oldest_first: &mut [RunDesc]) {
+    let mut next = L0Id(1);
+    for run in oldest_first {
+        run.first_l0 = next;
+        next = L0Id(run.last_l0.0 + 1);
+    }
+}
+
+/// What the meta page knows of the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyRef {
+    pub length: usize,
+    sum: u64,
+}
+
+impl BodyRef {
+    /// Manifest pages that the body fills.
+    pub fn pages(length: usize) -> u32 {
+        length.div_ceil(CAPACITY) as u32
+    }
+}
+
+/// FNV-1a.
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, b| (sum ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+fn put_extent(out: &mut Vec<u8>, extent: &Extent) {
+    put_varint(out, u64::from(extent.start.0));
+    put_varint(out, u64::from(extent.pages));
+    put_varint(out, extent.seq.0);
+}
+
+fn put_extents(out: &mut Vec<u8>, extents: &[Extent]) {
+    put_varint(out, extents.len() as u64);
+    extents.iter().for_each(|e| put_extent(out, e));
+}
+
+fn get_extent(reader: &mut Reader<'_>) -> Result<Extent> {
+    let start = PageNo(reader.varint32()?);
+    let pages = reader.varint32()?;
+    if start.0.checked_add(pages).is_none() {
+        return Err(Error::structure(format!("an extent of {pages} pages begins at page {start}")));
+    }
+    Ok(Extent { start, pages, seq: ExtentSeq(reader.varint()?) })
+}
+
+fn get_extents(reader: &mut Reader<'_>) -> Result<Vec<Extent>> {
+    let count = reader.varint()?;
+    let mut extents = Vec::new();
+    for _ in 0..count {
+        extents.push(get_extent(reader)?);
+    }
+    Ok(extents)
+}
+
+fn get_uses(reader: &mut Reader<'_>) -> Result<Vec<ValueUse>> {
+    let mut uses: Vec<ValueUse> = Vec::new();
+    for _ in 0..reader.varint()? {
+        let used = ValueUse { seq: ExtentSeq(reader.varint()?), bytes: reader.varint()? };
+        if uses.last().is_some_and(|last| last.seq >= used.seq) {
+            return Err(Error::structure(format!("value extent {} is out of order", used.seq)));
+        }
+        uses.push(used);
+    }
+    Ok(uses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u32, pages: u32, seq: u64) -> Extent {
+        Extent { start: PageNo(start), pages, seq: ExtentSeq(seq) }
+    }
+
+    fn sample() -> Manifest {
+        let used = |seq, bytes| ValueUse { seq: ExtentSeq(seq), bytes };
+        let run = |id, first, last, values| RunDesc {
+            id: RunId(id),
+            level: 1,
+            first_l0: L0Id(first),
+            last_l0: L0Id(last),
+            extents: vec![extent(9, 4, 6)],
+            values,
+            shape: RunShape::default(),
+            settled: true,
+        };
+        Manifest {
+            runs: vec![run(1, 1, 2, vec![]), run(2, 3, 3, vec![used(7, 300), used(8, 1 << 20)])],
+            values: vec![extent(100, 200, 8), extent(50, 1, 7)],
+            flushed: L0Id(3),
+            next_generation: L0Id(4),
+            next_run: RunId(3),
+            next_row_id: RowId(1),
+            next_seq: ExtentSeq(9),
+            ..Manifest::new(5)
+        }
+    }
+
+    fn reread(manifest: &Manifest, bytes: &[u8]) -> Result<Manifest> {
+        let page = manifest.encode_meta(bytes)?;
+        let (mut again, body) = Manifest::decode_meta(&page)?;
+        again.read_body(&body, bytes)?;
+        Ok(again)
+    }
+
+    #[test]
+    fn round_trips() {
+        let manifest = sample();
+        assert_eq!(reread(&manifest, &manifest.encode_body()).unwrap(), manifest);
+        assert_eq!(manifest.owned().map(|e| e.pages).sum::<u32>(), 4 + 4 + 200 + 1);
+        assert_eq!(manifest.runs[1].value_bytes(), 300 + (1 << 20));
+    }
+
+    // Changing any of these bytes is a new format version.
+    #[test]
+    fn golden_value_extents() {
+        let body = sample().encode_body();
+        let shape = {
+            let mut bytes = Vec::new();
+            RunShape::default().encode(&mut bytes);
+            bytes
+        };
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let run = |head: &str| format!("{head}{:02x}{}", shape.len(), hex(&shape));
+        let expected = format!(
+            "02{}{}02 64c80108 320107",
+            run("0101010102 01090406 00"),
+            run("0201010303 01090406 0207ac0208808040")
+        );
+        assert_eq!(hex(&body), expected.replace(' ', ""));
+    }
+
+    #[test]
+    fn a_run_points_into_named_extents_only() {
+        let mut manifest = sample();
+        manifest.values.pop();
+        let said = manifest.check().unwrap_err().to_string();
+        assert!(said.contains("run 2 points into value extent 7, which is gone"), "{said}");
+        let mut manifest = sample();
+        manifest.runs[1].values.swap(0, 1);
+        assert!(reread(&manifest, &manifest.encode_body()).is_err());
+    }
+
+    #[test]
+    fn arbitrary_bodies_never_panic() {
+        let body = sample().encode_body();
+        let mut state = 3u64;
+        for _ in 0..20_000 {
+            let mut bytes = body.clone();
+            for _ in 0..1 + state % 3 {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let at = (state >> 33) as usize % bytes.len();
+                bytes[at] = (state >> 20) as u8;
+                if state >> 60 == 0 {
+                    bytes.truncate(at);
+                    break;
+                }
+            }
+            if !bytes.is_empty() {
+                let _ = reread(&sample(), &bytes);
+            }
+        }
+    }
+}

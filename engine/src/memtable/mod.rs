@@ -1,0 +1,487 @@
+//! A memtable: the row versions of one generation, in key order, newest first within a key.
+//!
+//! ```text
+//!   Memtable -- arena:     [head | node | node | table of 256 rows | node | ...]     (see arena.rs, node.rs)
+//!            -- skip list:  key ascending, row id descending                         (skip_list.rs)
+//!            -- row index:  row id -> node                                           (row_index.rs)
+//! ```
+//!
+//! Versions are added and never taken away or moved; the memtable goes as a whole. It holds keys, heads and log
+//! addresses: the bodies are in the row log. Adding is in two steps: [`Memtable::room`] does everything that can fail
+//! and changes nothing that a reader sees, [`Memtable::link`] cannot fail. Between the two the version is appended to
+//! the log.
+//!
+//! Readers need no lock. Several appenders may add at the same time, also versions of one key in any order of their row
+//! ids (replay); it is for the caller to see that row-id order is version order (I2), by latching keys.
+
+mod arena;
+mod node;
+mod row_index;
+mod skip_list;
+#[cfg(test)]
+mod tests;
+
+use crate::types::{Fate, Flags, Head, L0Id, LogAddr, RowId, Writer, MAX_KEY};
+use arena::{Arena, UNIT};
+use node::{is_far, Node, Shape, Want, MAX_HEIGHT};
+use row_index::RowIndex;
+use skip_list::{Path, SkipList};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+
+/// Values of a hint cell, see [`NodeRef::hint`].
+pub const HINT_UNKNOWN: u8 = 0;
+pub const HINT_COMMITTED: u8 = 1;
+pub const HINT_ABORTED: u8 = 2;
+
+/// What appenders count, on a cache line of its own.
+#[repr(align(64))]
+struct Counts {
+    rows: AtomicU64,
+    max_row: AtomicU64,
+    min_writer: AtomicU64,
+    max_writer: AtomicU64,
+}
+
+pub struct Memtable {
+    list: SkipList,
+    generation: L0Id,
+    base_row: RowId,
+    base_writer: Writer,
+    counts: Counts,
+    by_row: RowIndex,
+}
+
+/// Space for one row version, to be used up by [`Memtable::link`].
+#[must_use]
+pub struct Room<'a> {
+    table: &'a Memtable,
+    /// Of the block, not of the node in it.
+    block: u32,
+    shape: Shape,
+    row: u32,
+    writer: Writer,
+}
+
+/// A place in the order where versions of one key belong, remembered from [`Memtable::probe`] for [`Memtable::link`].
+#[derive(Clone, Copy)]
+pub struct Splice<'a> {
+    table: &'a Memtable,
+    path: Path,
+    newest: u32,
+}
+
+/// A row version in a memtable.
+#[derive(Clone, Copy)]
+pub struct NodeRef<'a> {
+    table: &'a Memtable,
+    offset: u32,
+}
+
+/// Names a row version of one memtable for as long as that lives, see [`Memtable::resume`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeId {
+    offset: u32,
+    head: u32,
+    generation: L0Id,
+}
+
+impl Memtable {
+    /// An empty memtable. Row ids below `base_row` (and 2^32 above it) have no room here; writers near `base_writer`
+    /// take the least space. It never takes more than `capacity` bytes of memory. `None`: no memory.
+    pub fn new(generation: L0Id, base_row: RowId, base_writer: Writer, capacity: usize) -> Option<Memtable> {
+        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer)
+    }
+
+    fn with_arena(arena: Arena, generation: L0Id, base_row: RowId, base_writer: Writer) -> Option<Memtable> {
+        let counts = Counts {
+            rows: AtomicU64::new(0),
+            max_row: AtomicU64::new(0),
+            min_writer: AtomicU64::new(u64::MAX),
+            max_writer: AtomicU64::new(0),
+        };
+        let list = SkipList::new(arena)?;
+        Some(Memtable { list, generation, base_row, base_writer, counts, by_row: RowIndex::new() })
+    }
+
+    pub fn generation(&self) -> L0Id {
+        self.generation
+    }
+
+    pub fn base_row(&self) -> RowId {
+        self.base_row
+    }
+
+    pub fn base_writer(&self) -> Writer {
+        self.base_writer
+    }
+
+    /// Row versions linked.
+    pub fn rows(&self) -> u64 {
+        self.counts.rows.load(Ordering::Acquire)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows() == 0
+    }
+
+    /// Bytes of arena handed out.
+    pub fn bytes_used(&self) -> usize {
+        self.list.arena.used()
+    }
+
+    /// Bytes of memory occupied, this structure included.
+    pub fn memory_used(&self) -> usize {
+        self.list.arena.memory() + std::mem::size_of::<Memtable>()
+    }
+
+    /// Highest row id linked, `None` when empty.
+    pub fn max_row(&self) -> Option<RowId> {
+        (!self.is_empty()).then(|| RowId(self.counts.max_row.load(Ordering::Acquire)))
+    }
+
+    /// Lowest writer linked, `None` when empty.
+    pub fn min_writer(&self) -> Option<Writer> {
+        (!self.is_empty()).then(|| Writer(self.counts.min_writer.load(Ordering::Acquire)))
+    }
+
+    /// Highest writer linked, `None` when empty.
+    pub fn max_writer(&self) -> Option<Writer> {
+        (!self.is_empty()).then(|| Writer(self.counts.max_writer.load(Ordering::Acquire)))
+    }
+
+    // Adding.
+
+    /// Space for the version `head` (its row id and writer count) of a key of this length. `None`: the memtable is
+    /// full, or the row id out of its span; nothing that anybody sees is changed then.
+    pub fn room(&self, key_len: usize, head: &Head) -> Option<Room<'_>> {
+        assert!(key_len <= MAX_KEY, "a key of {key_len} bytes");
+        let row = u32::try_from(head.row_id.0.checked_sub(self.base_row.0)?).ok()?;
+        // SAFETY: always this arena.
+        if !unsafe { self.by_row.prepare(&self.list.arena, row) } {
+            return None;
+        }
+        let height = height_of(head.row_id, self.generation);
+        let shape = Shape::new(key_len, height);
+        let far = is_far(head.writer, self.base_writer);
+        let block = self.list.arena.alloc((shape.bytes(far) / UNIT) as u32)?;
+        Some(Room { table: self, block, shape, row, writer: head.writer })
+    }
+
+    /// Takes room back that was not needed after all (best effort: otherwise it is lost until the memtable goes).
+    pub fn give_back(&self, room: Room<'_>) {
+        assert!(std::ptr::eq(room.table, self), "room of another memtable");
+        let far = is_far(room.writer, self.base_writer);
+        self.list.arena.give_back(room.block, (room.shape.bytes(far) / UNIT) as u32);
+    }
+
+    /// Finds the place of a key. What is found is what was there at one moment; [`Memtable::refresh`] brings it up to
+    /// date once the key is latched.
+    pub fn probe(&self, key: &[u8]) -> Splice<'_> {
+        let path = self.list.path(&Want::before(key));
+        Splice { table: self, newest: self.if_key(path.next(), key), path }
+    }
+
+    /// Brings a splice of `key` up to date with what was linked since; cheap when little was. Returns the newest row
+    /// id.
+    pub fn refresh(&self, splice: &mut Splice<'_>, key: &[u8]) -> Option<RowId> {
+        assert!(std::ptr::eq(splice.table, self), "splice of another memtable");
+        let next = self.list.renew(&mut splice.path, &Want::before(key));
+        splice.newest = self.if_key(next, key);
+        splice.newest()
+    }
+
+    /// Adds a row version. Cannot fail. `room` is for this very version, `splice` for this key; the splice may be as
+    /// old as it likes, and serves for further versions of the key.
+    pub fn link(&self, splice: &Splice<'_>, room: Room<'_>, key: &[u8], head: &Head, addr: LogAddr) -> NodeRef<'_> {
+        assert!(std::ptr::eq(room.table, self) && std::ptr::eq(splice.table, self), "of another memtable");
+        let same = room.shape.key_len() == key.len() && room.writer == head.writer;
+        assert!(same && self.base_row.0 + u64::from(room.row) == head.row_id.0, "room for another version");
+        debug_assert!(addr.0 >> 48 == 0);
+        let offset = room.block + (room.shape.front(is_far(head.writer, self.base_writer)) / UNIT) as u32;
+        let want = Want::row(key, room.row);
+        // The splice's successors stand after all versions of the key, or begin with the newest of them: if that one is
+        // older, they all stand after the new version.
+        let exact = splice.newest().is_none_or(|newest| newest < head.row_id);
+        // SAFETY: the block is large enough for the shape and nobody else knows it. The splice is of this list, and for
+        // this key (of another key it would be a mistake in order, checked below).
+        unsafe {
+            self.list.node(offset).write(room.shape, room.row, self.base_writer, key, head, addr);
+            self.list.insert(&splice.path, offset, room.shape, &want, exact);
+        }
+        self.check_order(offset);
+        // SAFETY: always this arena.
+        if let Some(slot) = unsafe { self.by_row.slot(&self.list.arena, room.row) } {
+            slot.store(offset, Ordering::Release);
+        }
+        self.count(head);
+        NodeRef { table: self, offset }
+    }
+
+    fn count(&self, head: &Head) {
+        raise(&self.counts.max_row, head.row_id.0);
+        raise(&self.counts.max_writer, head.writer.0);
+        if self.counts.min_writer.load(Ordering::Relaxed) > head.writer.0 {
+            self.counts.min_writer.fetch_min(head.writer.0, Ordering::AcqRel);
+        }
+        // Last: who sees the memtable not empty sees the rest.
+        self.counts.rows.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A node just linked stands before its successor.
+    fn check_order(&self, offset: u32) {
+        if cfg!(debug_assertions) {
+            let node = NodeRef { table: self, offset };
+            if let Some(next) = node.next() {
+                let order = node.key().cmp(next.key()).then(next.row_id().cmp(&node.row_id()));
+                assert!(order.is_lt(), "a row version twice, or a splice of another key");
+            }
+        }
+    }
+
+    // Reading.
+
+    /// The newest version of a key.
+    pub fn newest(&self, key: &[u8]) -> Option<NodeRef<'_>> {
+        self.at(self.if_key(self.list.seek(&Want::before(key)).1, key))
+    }
+
+    /// The versions of a key, newest first.
+    pub fn versions(&self, key: &[u8]) -> Versions<'_> {
+        Versions(self.newest(key))
+    }
+
+    /// The row version with this row id.
+    pub fn by_row(&self, row: RowId) -> Option<NodeRef<'_>> {
+        let row = u32::try_from(row.0.checked_sub(self.base_row.0)?).ok()?;
+        // SAFETY: always this arena.
+        let slot = unsafe { self.by_row.slot(&self.list.arena, row)? };
+        self.at(slot.load(Ordering::Acquire))
+    }
+
+    /// The newest version of the first key.
+    pub fn first(&self) -> Option<NodeRef<'_>> {
+        // SAFETY: the head is always there.
+        self.at(unsafe { self.list.next(self.list.head()) })
+    }
+
+    /// The newest version of the last key.
+    pub fn last(&self) -> Option<NodeRef<'_>> {
+        // No key is longer, and none greater.
+        let beyond = [u8::MAX; MAX_KEY];
+        self.last_at_or_before(&beyond)
+    }
+
+    /// The newest version of the first key that is not below `key`.
+    pub fn lower_bound(&self, key: &[u8]) -> Option<NodeRef<'_>> {
+        self.at(self.list.seek(&Want::before(key)).1)
+    }
+
+    /// The newest version of the first key above `key`.
+    pub fn upper_bound(&self, key: &[u8]) -> Option<NodeRef<'_>> {
+        self.at(self.list.seek(&Want::after(key)).1)
+    }
+
+    /// The newest version of the last key below `key`.
+    pub fn last_before(&self, key: &[u8]) -> Option<NodeRef<'_>> {
+        self.newest_of(self.list.seek(&Want::before(key)).0)
+    }
+
+    /// The newest version of the last key that is not above `key`.
+    pub fn last_at_or_before(&self, key: &[u8]) -> Option<NodeRef<'_>> {
+        self.newest_of(self.list.seek(&Want::after(key)).0)
+    }
+
+    /// The row version that this id names.
+    ///
+    /// # Safety
+    /// The id is of a row version of this very memtable.
+    pub unsafe fn resume(&self, id: NodeId) -> NodeRef<'_> {
+        assert!(id.head == self.list.head() && id.generation == self.generation, "an id of another memtable");
+        NodeRef { table: self, offset: id.offset }
+    }
+
+    /// The newest version of the key whose oldest version this is (the head's: none).
+    fn newest_of(&self, oldest: u32) -> Option<NodeRef<'_>> {
+        if oldest == self.list.head() {
+            return None;
+        }
+        let node = self.at(oldest)?;
+        // At least that one is found: it does not vanish.
+        self.newest(node.key())
+    }
+
+    fn at(&self, offset: u32) -> Option<NodeRef<'_>> {
+        (offset != 0).then_some(NodeRef { table: self, offset })
+    }
+
+    /// The offset, if there is a node of this key; 0 otherwise.
+    fn if_key(&self, offset: u32, key: &[u8]) -> u32 {
+        match self.at(offset) {
+            Some(node) if node.key() == key => offset,
+            _ => 0,
+        }
+    }
+}
+
+impl fmt::Debug for Memtable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Memtable");
+        out.field("generation", &self.generation).field("rows", &self.rows()).field("bytes", &self.bytes_used());
+        out.finish_non_exhaustive()
+    }
+}
+
+fn raise(to: &AtomicU64, value: u64) {
+    if to.load(Ordering::Relaxed) < value {
+        to.fetch_max(value, Ordering::AcqRel);
+    }
+}
+
+/// Every second node is higher than 1, every second of these higher than 2, and so on: with the fetch ahead this was
+/// faster than every fourth, for 2 bytes a row. The row id serves as the random number: no state to share between
+/// appenders, and keys have no say in it.
+fn height_of(row: RowId, generation: L0Id) -> usize {
+    let mut z =
+        row.0.wrapping_add(generation.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    (1 + z.trailing_zeros() as usize).min(MAX_HEIGHT)
+}
+
+impl Splice<'_> {
+    /// The newest row id of the key here, when the splice was made or refreshed.
+    pub fn newest(&self) -> Option<RowId> {
+        self.table.at(self.newest).map(|node| node.row_id())
+    }
+}
+
+impl<'a> Splice<'a> {
+    /// The newest version of the key here, when the splice was made or refreshed.
+    pub fn newest_node(&self) -> Option<NodeRef<'a>> {
+        self.table.at(self.newest)
+    }
+}
+
+impl<'a> NodeRef<'a> {
+    /// Every use of it is sound: the offset is that of a linked node, and the memtable is borrowed.
+    fn node(&self) -> Node {
+        // SAFETY: only offsets of linked nodes get into a NodeRef.
+        unsafe { self.table.list.node(self.offset) }
+    }
+
+    pub fn id(&self) -> NodeId {
+        NodeId { offset: self.offset, head: self.table.list.head(), generation: self.table.generation }
+    }
+
+    pub fn generation(&self) -> L0Id {
+        self.table.generation
+    }
+
+    pub fn key(&self) -> &'a [u8] {
+        // SAFETY: see `node`; the memtable is borrowed for 'a.
+        unsafe { self.node().key() }
+    }
+
+    pub fn row_id(&self) -> RowId {
+        // SAFETY: see `node`.
+        RowId(self.table.base_row.0 + u64::from(unsafe { self.node().row() }))
+    }
+
+    /// The head, with the flags as they are now.
+    pub fn head(&self) -> Head {
+        // SAFETY: see `node`; the bases are those that it was written with.
+        unsafe { self.node().head(self.table.base_row, self.table.base_writer) }
+    }
+
+    pub fn addr(&self) -> LogAddr {
+        // SAFETY: see `node`.
+        unsafe { self.node().addr() }
+    }
+
+    pub fn flags(&self) -> Flags {
+        // SAFETY: see `node`.
+        Flags(unsafe { self.node().flags() }.load(Ordering::Acquire))
+    }
+
+    /// Confirms a speculative insertion.
+    pub fn clear_speculative(&self) {
+        // SAFETY: see `node`.
+        unsafe { self.node().flags() }.fetch_and(!Flags::SPECULATIVE.0, Ordering::AcqRel);
+    }
+
+    /// The cell where the writer's fate is noted once it is final.
+    pub fn hint(&self) -> &'a AtomicU8 {
+        // SAFETY: see `node`; the memtable is borrowed for 'a.
+        unsafe { self.node().hint() }
+    }
+
+    /// `Committed` or `Aborted`, if somebody noted it.
+    pub fn get_fate(&self) -> Option<Fate> {
+        match self.hint().load(Ordering::Relaxed) {
+            HINT_COMMITTED => Some(Fate::Committed),
+            HINT_ABORTED => Some(Fate::Aborted),
+            _ => None,
+        }
+    }
+
+    /// Notes a fate, if it is final.
+    pub fn set_fate(&self, fate: Fate) {
+        let value = match fate {
+            Fate::Committed | Fate::VisibleToAll => HINT_COMMITTED,
+            Fate::Aborted => HINT_ABORTED,
+            Fate::InProgress => return,
+        };
+        self.hint().store(value, Ordering::Relaxed);
+    }
+
+    /// The next row version in order: the next older one of this key, or the newest of the next key.
+    pub fn next(&self) -> Option<NodeRef<'a>> {
+        // SAFETY: see `node`.
+        self.table.at(unsafe { self.table.list.next(self.offset) })
+    }
+
+    /// The next older version of this key here.
+    pub fn older(&self) -> Option<NodeRef<'a>> {
+        self.next().filter(|next| next.key() == self.key())
+    }
+
+    /// The newest version of the next key.
+    pub fn next_key(&self) -> Option<NodeRef<'a>> {
+        // A few versions are walked over; a key with many is jumped.
+        let mut node = *self;
+        for _ in 0..8 {
+            node = node.next()?;
+            if node.key() != self.key() {
+                return Some(node);
+            }
+        }
+        self.table.upper_bound(self.key())
+    }
+
+    /// The newest version of the key before.
+    pub fn previous_key(&self) -> Option<NodeRef<'a>> {
+        self.table.last_before(self.key())
+    }
+}
+
+impl fmt::Debug for NodeRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeRef").field("key", &self.key()).field("head", &self.head()).finish_non_exhaustive()
+    }
+}
+
+/// See [`Memtable::versions`].
+#[derive(Clone, Debug)]
+pub struct Versions<'a>(Option<NodeRef<'a>>);
+
+impl<'a> Iterator for Versions<'a> {
+    type Item = NodeRef<'a>;
+
+    fn next(&mut self) -> Option<NodeRef<'a>> {
+        let node = self.0?;
+        self.0 = node.older();
+        Some(node)
+    }
+}

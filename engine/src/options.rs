@@ -1,0 +1,264 @@
+//! What may be set about a table's tree and its runs.
+//!
+//! Options are named and set by strings too ([`TreeOptions::set`]), so that the host can take them from whatever its users
+//! write: reloptions of a table, a configuration file.
+
+use crate::error::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// How data pages are packed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Compression {
+    None,
+    /// zstd with this level, 1 to 19.
+    Zstd(i32),
+}
+
+impl Compression {
+    pub const DEFAULT_LEVEL: i32 = 1;
+}
+
+impl FromStr for Compression {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Compression> {
+        let text = text.trim().to_ascii_lowercase();
+        match text.as_str() {
+            "none" | "off" => Ok(Compression::None),
+            "zstd" | "on" => Ok(Compression::Zstd(Compression::DEFAULT_LEVEL)),
+            other => match other.strip_prefix("zstd:").map(str::parse) {
+                Some(Ok(level)) => Ok(Compression::Zstd(level)),
+                _ => Err(Error::Invalid(format!("compression \"{other}\": expected none, zstd or zstd:LEVEL"))),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Compression::None => f.write_str("none"),
+            Compression::Zstd(level) => write!(f, "zstd:{level}"),
+        }
+    }
+}
+
+/// How a run is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RunOptions {
+    pub compression: Compression,
+    /// Bits of filter a key; 0: no filter.
+    pub filter_bits: u32,
+    /// Write pages of keys alone, from which the key index is rebuilt without reading the data (except in runs where the
+    /// keys are most of the data: there they would save little).
+    pub key_pages: bool,
+    /// Write the row directory (row id -> data page).
+    pub directory: bool,
+}
+
+impl Default for RunOptions {
+    fn default() -> RunOptions {
+        RunOptions { compression: Compression::None, filter_bits: 10, key_pages: true, directory: true }
+    }
+}
+
+impl RunOptions {
+    pub fn validate(&self) -> Result<()> {
+        if let Compression::Zstd(level) = self.compression {
+            if !(1..=19).contains(&level) {
+                return Err(Error::Invalid(format!("compression level {level} is out of range (1 to 19)")));
+            }
+        }
+        range("filter_bits", u64::from(self.filter_bits), 0, 30)
+    }
+}
+
+/// How a tree is kept.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TreeOptions {
+    pub run: RunOptions,
+    /// A memtable is frozen when it holds so many bytes.
+    pub memtable_bytes: u64,
+    /// Writers are held up when so many frozen memtables wait for their flush.
+    pub max_frozen: u32,
+    /// Runs that one compaction merges into one.
+    pub fan_in: u32,
+    /// Runs that a level may hold before its oldest are merged.
+    pub level_limit: u32,
+    /// Levels; the runs of the last are merged among themselves.
+    pub max_levels: u32,
+    /// A level is meant to be so many times the level above it.
+    pub size_ratio: u32,
+    /// Garbage on disk, in percent of the live data, that starts a compaction.
+    pub space_percent: u32,
+    /// Tombstones, in percent of a run's rows, that start its compaction.
+    pub tombstone_percent: u32,
+    /// Bodies of this length and above go to the value log; 0: only those that do not fit a page.
+    pub value_log_threshold: u64,
+}
+
+impl Default for TreeOptions {
+    fn default() -> TreeOptions {
+        TreeOptions {
+            run: RunOptions::default(),
+            memtable_bytes: 64 << 20,
+            max_frozen: 3,
+            fan_in: 8,
+            level_limit: 8,
+            max_levels: 4,
+            size_ratio: 8,
+            space_percent: 25,
+            tombstone_percent: 30,
+            value_log_threshold: crate::types::PAGE_SIZE as u64 / 4,
+        }
+    }
+}
+
+/// Most bytes of a body that stay beside the key in any case: larger ones go to the value log whatever the threshold.
+pub const MAX_INLINE_ROW: usize = crate::run::MAX_ROW;
+
+impl TreeOptions {
+    /// Names that [`TreeOptions::set`] knows.
+    pub const NAMES: [&'static str; 13] = [
+        "compression",
+        "filter_bits",
+        "key_pages",
+        "directory",
+        "memtable_bytes",
+        "max_frozen",
+        "fan_in",
+        "level_limit",
+        "max_levels",
+        "size_ratio",
+        "space_percent",
+        "tombstone_percent",
+        "value_log_threshold",
+    ];
+
+    pub fn validate(&self) -> Result<()> {
+        self.run.validate()?;
+        range("memtable_bytes", self.memtable_bytes, 64 << 10, 4 << 30)?;
+        range("max_frozen", u64::from(self.max_frozen), 1, 64)?;
+        range("fan_in", u64::from(self.fan_in), 2, 64)?;
+        range("level_limit", u64::from(self.level_limit), 1, 256)?;
+        range("max_levels", u64::from(self.max_levels), 1, 16)?;
+        range("size_ratio", u64::from(self.size_ratio), 2, 100)?;
+        range("space_percent", u64::from(self.space_percent), 1, 1000)?;
+        range("tombstone_percent", u64::from(self.tombstone_percent), 1, 100)?;
+        if self.value_log_threshold != 0 {
+            range("value_log_threshold", self.value_log_threshold, 128, u64::MAX)?;
+        }
+        Ok(())
+    }
+
+    /// Sets one option by name. The names are those of the fields; sizes take the suffixes kB, MB and GB.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        match name.trim() {
+            "compression" => self.run.compression = value.parse()?,
+            "filter_bits" => self.run.filter_bits = number(name, value)?,
+            "key_pages" => self.run.key_pages = switch(name, value)?,
+            "directory" => self.run.directory = switch(name, value)?,
+            "memtable_bytes" => self.memtable_bytes = size(name, value)?,
+            "max_frozen" => self.max_frozen = number(name, value)?,
+            "fan_in" => self.fan_in = number(name, value)?,
+            "level_limit" => self.level_limit = number(name, value)?,
+            "max_levels" => self.max_levels = number(name, value)?,
+            "size_ratio" => self.size_ratio = number(name, value)?,
+            "space_percent" => self.space_percent = number(name, value)?,
+            "tombstone_percent" => self.tombstone_percent = number(name, value)?,
+            "value_log_threshold" => self.value_log_threshold = size(name, value)?,
+            other => {
+                let known = TreeOptions::NAMES.join(", ");
+                return Err(Error::Invalid(format!("unknown option \"{other}\" (known: {known})")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The default options with these changes, checked.
+    pub fn parse<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<TreeOptions> {
+        let mut options = TreeOptions::default();
+        for (name, value) in pairs {
+            options.set(name, value)?;
+        }
+        options.validate()?;
+        Ok(options)
+    }
+}
+
+fn range(name: &str, value: u64, least: u64, most: u64) -> Result<()> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("{name} = {value} is out of range ({least} to {most})")))
+}
+
+fn number(name: &str, value: &str) -> Result<u32> {
+    value.trim().parse().map_err(|_| Error::Invalid(format!("{name} = \"{value}\": expected a number")))
+}
+
+fn switch(name: &str, value: &str) -> Result<bool> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "on" | "true" | "yes" | "1" => Ok(true),
+        "off" | "false" | "no" | "0" => Ok(false),
+        _ => Err(Error::Invalid(format!("{name} = \"{value}\": expected on or off"))),
+    }
+}
+
+fn size(name: &str, value: &str) -> Result<u64> {
+    let text = value.trim();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "kb" => 10,
+        "mb" => 20,
+        "gb" => 30,
+        _ => 64,
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .and_then(|n| n.checked_mul(1u64.checked_shl(shift)?))
+        .ok_or_else(|| Error::Invalid(format!("{name} = \"{value}\": expected a size, such as 64MB")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_every_name_is_known() {
+        TreeOptions::default().validate().unwrap();
+        for name in TreeOptions::NAMES {
+            let value = if name == "compression" { "zstd" } else { "1" };
+            TreeOptions::default().set(name, value).unwrap();
+            assert!(TreeOptions::default().set(name, "many").is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn parses() {
+        let options =
+            TreeOptions::parse([("compression", "zstd:3"), ("memtable_bytes", "8 MB"), ("key_pages", "off")]).unwrap();
+        assert_eq!(options.run.compression, Compression::Zstd(3));
+        assert_eq!(options.memtable_bytes, 8 << 20);
+        assert!(!options.run.key_pages);
+        assert_eq!(options.run.compression.to_string().parse::<Compression>().unwrap(), Compression::Zstd(3));
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        let message = |name, value| TreeOptions::parse([(name, value)]).unwrap_err().to_string();
+        assert_eq!(message("fan_in", "1"), "invalid: fan_in = 1 is out of range (2 to 64)");
+        assert!(message("fan_out", "1").starts_with("invalid: unknown option \"fan_out\" (known: compression, "));
+        assert_eq!(
+            message("memtable_bytes", "64 XB"),
+            "invalid: memtable_bytes = \"64 XB\": expected a size, such as 64MB"
+        );
+        assert!(message("compression", "lz4").contains("expected none, zstd or zstd:LEVEL"));
+        assert!(message("compression", "zstd:40").contains("out of range"));
+        assert!(message("memtable_bytes", "99999999999999999999").contains("expected a size"));
+    }
+}

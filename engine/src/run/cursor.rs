@@ -1,0 +1,407 @@
+//! A position in a run, among its row versions, that moves both ways.
+//!
+//! The cursor owns a copy of the contents of its data page (decompressed, if need be) and of the lowest fence page on the way
+//! to it: it holds no page between calls. It names no run either, the caller gives it at each call and it has to be the same one. A seek
+//! looks at the page it is on first, then at the fence page it came by, and only then goes down from the root: so a guided
+//! scan that always asks for a key close by reads each page once.
+
+use super::data::{Layout, COMPRESSED, CONTINUED, CONTINUES};
+use super::fence::Fence;
+use super::reader::check_level;
+use super::{pack, PageSource, Run};
+use crate::error::{Error, Result};
+use crate::page::PageKind;
+use crate::types::{Head, RowRef};
+
+#[derive(Default)]
+pub struct RunCursor {
+    /// Pages read by this cursor, ever.
+    pub pages_read: u64,
+    page: Option<Loaded>,
+    image: Vec<u8>,
+    /// Row on the page; meaningful while `valid`.
+    slot: usize,
+    valid: bool,
+    key: Vec<u8>,
+    head: Head,
+    body: (usize, usize),
+    fence: Option<Fence>,
+    fence_contents: Vec<u8>,
+    ahead: Ahead,
+}
+
+/// Reading ahead: pages that were entered from their neighbour in a row, and those that were asked for beforehand.
+#[derive(Clone, Copy, Default)]
+struct Ahead {
+    backward: bool,
+    streak: u32,
+    /// The last page asked for.
+    until: u32,
+}
+
+/// Most pages to ask for beforehand.
+const MAX_AHEAD: u32 = 16;
+
+/// The data page whose image is at hand.
+#[derive(Clone, Copy)]
+struct Loaded {
+    index: u32,
+    layout: Layout,
+    /// The first key on the page began on the page before.
+    continues: bool,
+    /// The last key on the page goes on on the next.
+    continued: bool,
+}
+
+impl RunCursor {
+    pub fn new() -> RunCursor {
+        RunCursor::default()
+    }
+
+    /// The cursor is at a row version.
+    pub fn valid(&self) -> bool {
+        self.valid
+    }
+
+    /// The row version at the cursor; an empty one when it is not valid.
+    #[inline]
+    pub fn row(&self) -> RowRef<'_> {
+        debug_assert!(self.valid);
+        RowRef { key: &self.key, head: self.head, body: self.image.get(self.body.0..self.body.1).unwrap_or_default() }
+    }
+
+    #[inline]
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// Forgets everything: the cursor may be used for another run.
+    pub fn reset(&mut self) {
+        self.page = None;
+        self.fence = None;
+        self.ahead = Ahead::default();
+        self.valid = false;
+    }
+
+    /// To the first version of the run. False: there is none; so with all moves.
+    pub fn first<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        if run.shape.rows == 0 {
+            return self.leave();
+        }
+        self.ahead = Ahead::default();
+        self.load(run, source, 0)?;
+        self.stand(0)
+    }
+
+    /// To the newest version of the last key.
+    pub fn last<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        let Some(index) = run.shape.data_pages.checked_sub(1) else { return self.leave() };
+        self.ahead = Ahead::default();
+        self.load(run, source, index)?;
+        self.stand_last()?;
+        self.back_to_newest(run, source)
+    }
+
+    /// To the newest version of the first key not below `key`.
+    pub fn seek<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
+        if run.shape.rows == 0 {
+            return self.leave();
+        }
+        let slot = self.lower_bound(run, source, key)?;
+        let page = self.loaded()?;
+        if slot < page.layout.rows() {
+            return self.stand(slot);
+        }
+        self.next_page(run, source, page.index)
+    }
+
+    /// To the newest version of the last key not above `key`.
+    pub fn seek_for_prev<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
+        self.seek_back(run, source, key, true)
+    }
+
+    /// To the newest version of the last key below `key`.
+    pub fn seek_last_before<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
+        self.seek_back(run, source, key, false)
+    }
+
+    fn seek_back<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8], included: bool) -> Result<bool> {
+        if run.shape.rows == 0 {
+            return self.leave();
+        }
+        let slot = self.lower_bound(run, source, key)?;
+        let page = self.loaded()?;
+        if slot < page.layout.rows() {
+            self.stand(slot)?;
+            if included && self.key == key {
+                return Ok(true);
+            }
+        }
+        if slot > 0 {
+            self.stand(slot - 1)?;
+        } else if !self.prev_page(run, source, page.index)? {
+            return Ok(false);
+        }
+        self.back_to_newest(run, source)
+    }
+
+    /// To the next version: an older one of the same key, or the newest of the next key.
+    #[inline]
+    pub fn next<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        if !self.valid {
+            return Ok(false);
+        }
+        let page = self.loaded()?;
+        if self.slot + 1 < page.layout.rows() {
+            return self.stand(self.slot + 1);
+        }
+        self.next_page(run, source, page.index)
+    }
+
+    /// To the next older version of the same key. False: there is none, and the cursor has not moved.
+    pub fn older<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        if !self.valid {
+            return Ok(false);
+        }
+        let page = self.loaded()?;
+        if self.slot + 1 < page.layout.rows() {
+            let same = page.layout.suffix(&self.image, self.slot + 1)? == self.suffix_of_key(&page);
+            return if same { self.stand(self.slot + 1) } else { Ok(false) };
+        }
+        if !page.continued {
+            return Ok(false);
+        }
+        self.next_page(run, source, page.index)
+    }
+
+    /// To the version before: a newer one of the same key, or the oldest of the key before.
+    pub fn prev<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        if !self.valid {
+            return Ok(false);
+        }
+        if self.slot > 0 {
+            return self.stand(self.slot - 1);
+        }
+        let page = self.loaded()?;
+        self.prev_page(run, source, page.index)
+    }
+
+    /// To the newest version of the next key.
+    #[inline]
+    pub fn next_key<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        while self.valid {
+            let page = self.loaded()?;
+            let mut slot = self.slot;
+            while slot + 1 < page.layout.rows() {
+                slot += 1;
+                if page.layout.suffix(&self.image, slot)? != self.suffix_of_key(&page) {
+                    return self.stand(slot);
+                }
+            }
+            if !self.next_page(run, source, page.index)? || !self.loaded()?.continues {
+                break;
+            }
+        }
+        Ok(self.valid)
+    }
+
+    /// To the newest version of the key before.
+    pub fn prev_key<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        if !self.back_to_newest(run, source)? || !self.prev(run, source)? {
+            return Ok(false);
+        }
+        self.back_to_newest(run, source)
+    }
+
+    /// To the newest version of the key at the cursor.
+    fn back_to_newest<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        while self.valid {
+            let page = self.loaded()?;
+            let mut slot = self.slot;
+            while slot > 0 && page.layout.suffix(&self.image, slot - 1)? == self.suffix_of_key(&page) {
+                slot -= 1;
+            }
+            if slot != self.slot {
+                self.stand(slot)?;
+            }
+            if slot > 0 || !page.continues {
+                break;
+            }
+            self.prev_page(run, source, page.index)?;
+        }
+        Ok(self.valid)
+    }
+
+    #[inline]
+    fn suffix_of_key(&self, page: &Loaded) -> &[u8] {
+        self.key.get(page.layout.prefix(&self.image).len()..).unwrap_or_default()
+    }
+
+    fn loaded(&self) -> Result<Loaded> {
+        self.page.ok_or_else(|| Error::structure("a run's cursor has no page"))
+    }
+
+    fn leave(&mut self) -> Result<bool> {
+        self.valid = false;
+        Ok(false)
+    }
+
+    fn next_page<S: PageSource>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
+        let next = index.saturating_add(1);
+        if next >= run.shape.data_pages {
+            return self.leave();
+        }
+        self.load(run, source, next)?;
+        self.read_ahead(run, source, next, false)?;
+        self.stand(0)
+    }
+
+    fn prev_page<S: PageSource>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
+        let Some(before) = index.checked_sub(1) else { return self.leave() };
+        self.load(run, source, before)?;
+        self.read_ahead(run, source, before, true)?;
+        self.stand_last()
+    }
+
+    /// Asks for pages beyond `entered`, the more the longer the walk has gone on this way.
+    fn read_ahead<S: PageSource>(&mut self, run: &Run<'_>, source: &S, entered: u32, backward: bool) -> Result<()> {
+        let mut ahead = self.ahead;
+        if ahead.streak == 0 || ahead.backward != backward {
+            ahead = Ahead { backward, streak: 0, until: entered };
+        }
+        ahead.streak += 1;
+        let distance = MAX_AHEAD.min(ahead.streak);
+        if backward {
+            let until = entered.saturating_sub(distance);
+            for index in (until..ahead.until.min(entered)).rev() {
+                source.prefetch(run.locate(index)?.0);
+            }
+            ahead.until = ahead.until.min(until);
+        } else {
+            let until = entered.saturating_add(distance).min(run.shape.data_pages - 1);
+            for index in ahead.until.max(entered) + 1..=until {
+                source.prefetch(run.locate(index)?.0);
+            }
+            ahead.until = ahead.until.max(until);
+        }
+        self.ahead = ahead;
+        Ok(())
+    }
+
+    fn stand_last(&mut self) -> Result<bool> {
+        let rows = self.loaded()?.layout.rows();
+        self.stand(rows.saturating_sub(1))
+    }
+
+    /// Stands at a row of the page at hand.
+    #[inline]
+    fn stand(&mut self, slot: usize) -> Result<bool> {
+        let Some(page) = &self.page else { return Err(Error::structure("a run's cursor has no page")) };
+        self.valid = false;
+        let (suffix, head, body) = page.layout.row(&self.image, slot)?;
+        self.key.truncate(page.layout.prefix(&self.image).len());
+        self.key.extend_from_slice(suffix);
+        self.head = head;
+        let start = body.as_ptr() as usize - self.image.as_ptr() as usize;
+        self.body = (start, start + body.len());
+        self.slot = slot;
+        self.valid = true;
+        Ok(true)
+    }
+
+    /// Copies a data page, unless it is at hand.
+    fn load<S: PageSource>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<()> {
+        if self.page.is_some_and(|page| page.index == index) {
+            return Ok(());
+        }
+        self.page = None;
+        self.valid = false;
+        let (page, no, seq) = run.read(source, index)?;
+        self.pages_read += 1;
+        let contents = page.expect(no, PageKind::Data, seq)?;
+        if page.flags() & COMPRESSED == 0 {
+            self.image.clear();
+            self.image.extend_from_slice(contents);
+        } else if pack::decompress(contents, &mut self.image).is_none() {
+            return Err(Error::page(no, crate::page::CONTENT, "compressed rows cannot be read"));
+        }
+        let layout = Layout::parse(no, &self.image)?;
+        self.key.clear();
+        self.key.extend_from_slice(layout.prefix(&self.image));
+        self.page = Some(Loaded {
+            index,
+            layout,
+            continues: page.flags() & CONTINUES != 0,
+            continued: page.flags() & CONTINUED != 0,
+        });
+        Ok(())
+    }
+
+    /// Loads the page where the first version not below `key` is, or would be; returns its slot there (the number of rows, when it is
+    /// the first of the next page).
+    fn lower_bound<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<usize> {
+        self.valid = false;
+        if let Some(slot) = self.on_this_page(run, key)? {
+            return Ok(slot);
+        }
+        let index = match self.by_known_fence(run, key)? {
+            Some(index) => index,
+            None => self.descend(run, source, key)?,
+        };
+        let from = self.page.map(|page| page.index);
+        self.load(run, source, index)?;
+        if from.is_some_and(|from| from.checked_add(1) == Some(index)) {
+            self.read_ahead(run, source, index, false)?;
+        } else if from != Some(index) {
+            self.ahead = Ahead::default();
+        }
+        self.loaded()?.layout.search(&self.image, key)
+    }
+
+    /// The slot of the lower bound, if the page at hand surely has it.
+    fn on_this_page(&self, run: &Run<'_>, key: &[u8]) -> Result<Option<usize>> {
+        let Some(page) = self.page else { return Ok(None) };
+        let slot = page.layout.search(&self.image, key)?;
+        let rows = page.layout.rows();
+        let surely = if slot == 0 {
+            let first = page.layout.suffix(&self.image, 0)?;
+            page.index == 0 || (!page.continues && page.layout.within_prefix(&self.image, key) == Ok(first))
+        } else {
+            slot < rows || page.index + 1 == run.shape.data_pages
+        };
+        Ok(surely.then_some(slot))
+    }
+
+    /// The data page, if the fence page at hand surely knows it.
+    fn by_known_fence(&self, run: &Run<'_>, key: &[u8]) -> Result<Option<u32>> {
+        let Some(fence) = self.fence else { return Ok(None) };
+        let child = fence.search(&self.fence_contents, key)?;
+        if run.shape.fence_levels > 1 && (child == 0 || child + 1 == fence.children) {
+            return Ok(None);
+        }
+        let index = fence.first_child.saturating_add(child as u32);
+        Ok((index < run.shape.data_pages).then_some(index))
+    }
+
+    /// Goes down from the root; keeps a copy of the lowest fence page.
+    fn descend<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<u32> {
+        let Some(top) = run.shape.fence_pages.checked_sub(1) else { return Ok(0) };
+        let (mut index, mut level) = (top, None);
+        loop {
+            let (page, no, seq) = run.read(source, run.shape.fence_start().saturating_add(index))?;
+            self.pages_read += 1;
+            let contents = page.expect(no, PageKind::Fence, seq)?;
+            let fence = Fence::parse(no, contents)?;
+            check_level(no, level, fence.level)?;
+            let child = fence.first_child.saturating_add(fence.search(contents, key)? as u32);
+            if fence.level == 0 {
+                let child = run.data_index(no, child)?;
+                self.fence_contents.clear();
+                self.fence_contents.extend_from_slice(contents);
+                self.fence = Some(fence);
+                return Ok(child);
+            }
+            (index, level) = (child, Some(fence.level));
+        }
+    }
+}

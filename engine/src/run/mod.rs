@@ -1,0 +1,77 @@
+//! Runs: sorted, immutable sequences of pages.
+//!
+//! ```text
+//! | data pages | key pages? | directory pages? | filter pages? | fence pages (bottom-up, root last) | footer |
+//! ```
+//!
+//! [`writer`] makes a run of row versions that come in order, [`reader`] answers from it, [`cursor`] walks over it. Each
+//! kind of page has its own file, which describes its bytes: [`data`] (packed by `pack`), [`keys`], [`directory`],
+//! [`crate::filter`], [`fence`], [`footer`]. Pages of a run are numbered from 0; where they stand is the extents' affair
+//! ([`locate`]). Decoders check everything they read: whatever the bytes are, the outcome is an answer or an error.
+
+mod bytes;
+pub mod cursor;
+pub mod data;
+pub mod directory;
+pub mod fence;
+pub mod footer;
+pub mod keys;
+mod pack;
+pub mod reader;
+pub mod writer;
+
+#[cfg(test)]
+mod golden;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use cursor::RunCursor;
+pub use data::MAX_ROW;
+pub use footer::{Footer, RunShape};
+pub use reader::{Run, Scratch};
+pub use writer::RunWriter;
+
+use crate::error::Result;
+use crate::page::PageBuf;
+use crate::types::{Extent, ExtentSeq, PageNo};
+use std::ops::Deref;
+
+/// Where a run is read from.
+pub trait PageSource {
+    type Page: Deref<Target = PageBuf>;
+    fn page(&self, no: PageNo) -> Result<Self::Page>;
+    /// This page will be read soon.
+    fn prefetch(&self, _no: PageNo) {}
+}
+
+impl<S: PageSource> PageSource for &S {
+    type Page = S::Page;
+    fn page(&self, no: PageNo) -> Result<Self::Page> {
+        (**self).page(no)
+    }
+    fn prefetch(&self, no: PageNo) {
+        (**self).prefetch(no);
+    }
+}
+
+/// Where a run is written to: its pages come in order, from page 0 on.
+pub trait PageSink {
+    /// Sequence number of the extent that will take the next page.
+    fn seq_of_next(&self) -> ExtentSeq;
+    fn put(&mut self, page: &mut PageBuf) -> Result<()>;
+}
+
+/// Where page `index` of a run stands that has these extents.
+#[inline]
+pub fn locate(extents: &[Extent], index: u32) -> Option<(PageNo, ExtentSeq)> {
+    let mut rest = index;
+    for extent in extents {
+        if rest < extent.pages {
+            return Some((PageNo(extent.start.0.checked_add(rest)?), extent.seq));
+        }
+        rest -= extent.pages;
+    }
+    None
+}

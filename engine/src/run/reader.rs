@@ -1,0 +1,250 @@
+//! Answers from one run: by key, by row id, by filter; and all its keys.
+//!
+//! A look-up by key goes from the root fence page down to one data page. Each page is checked for kind and extent when it is
+//! read, and let go before the next is read. Nothing is allocated once the caller's [`Scratch`] has grown.
+
+use super::data::{Layout, COMPRESSED, CONTINUED, CONTINUES};
+use super::directory::Directory;
+use super::fence::Fence;
+use super::{keys, locate, pack, Footer, PageSource, RunShape};
+use crate::error::{Error, Result};
+use crate::filter;
+use crate::page::{PageBuf, PageKind, CONTENT};
+use crate::types::{Extent, ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
+
+/// A run as the manifest describes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    pub shape: &'a RunShape,
+    pub extents: &'a [Extent],
+}
+
+/// Working space of look-ups, owned by the caller and used again from call to call.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// Pages read with this scratch, ever.
+    pub pages_read: u64,
+    pub(super) image: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        Scratch::default()
+    }
+}
+
+impl<'a> Run<'a> {
+    pub fn new(shape: &'a RunShape, extents: &'a [Extent]) -> Run<'a> {
+        Run { shape, extents }
+    }
+
+    pub(super) fn locate(&self, index: u32) -> Result<(PageNo, ExtentSeq)> {
+        locate(self.extents, index)
+            .ok_or_else(|| Error::structure(format!("page {index} of a run is outside its extents")))
+    }
+
+    /// Reads page `index` of the run.
+    #[inline]
+    pub(super) fn read<S: PageSource>(&self, source: &S, index: u32) -> Result<(S::Page, PageNo, ExtentSeq)> {
+        let (no, seq) = self.locate(index)?;
+        Ok((source.page(no)?, no, seq))
+    }
+
+    /// Which data page has the newest version of `key`, if any page has; and how many pages were read for it.
+    pub(super) fn find_page<S: PageSource>(&self, source: &S, key: &[u8]) -> Result<(u32, u32)> {
+        let Some(top) = self.shape.fence_pages.checked_sub(1) else { return Ok((0, 0)) };
+        let (mut index, mut level, mut reads) = (top, None, 0);
+        loop {
+            let (page, no, seq) = self.read(source, self.shape.fence_start().saturating_add(index))?;
+            reads += 1;
+            let contents = page.expect(no, PageKind::Fence, seq)?;
+            let fence = Fence::parse(no, contents)?;
+            check_level(no, level, fence.level)?;
+            let child = fence.first_child.saturating_add(fence.search(contents, key)? as u32);
+            if fence.level == 0 {
+                return self.data_index(no, child).map(|child| (child, reads));
+            }
+            (index, level) = (child, Some(fence.level));
+        }
+    }
+
+    pub(super) fn data_index(&self, from: PageNo, child: u32) -> Result<u32> {
+        if child < self.shape.data_pages {
+            return Ok(child);
+        }
+        let pages = self.shape.data_pages;
+        Err(Error::page(from, CONTENT, format!("points to data page {child} of {pages}")))
+    }
+
+    /// Shows the versions of `key`, newest first, until one is taken. False: none was.
+    pub fn get<S: PageSource>(
+        &self,
+        source: &S,
+        key: &[u8],
+        scratch: &mut Scratch,
+        mut show: impl FnMut(RowRef<'_>) -> Verdict,
+    ) -> Result<bool> {
+        let (mut index, reads) = self.find_page(source, key)?;
+        scratch.pages_read += u64::from(reads);
+        let mut first = true;
+        while index < self.shape.data_pages {
+            let (page, no, seq) = self.read(source, index)?;
+            scratch.pages_read += 1;
+            let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
+            let layout = Layout::parse(no, image)?;
+            let Ok(wanted) = layout.within_prefix(image, key) else { return Ok(false) };
+            let start = if first { layout.search(image, key)? } else { 0 };
+            for i in start..layout.rows() {
+                let (suffix, head, body) = layout.row(image, i)?;
+                if suffix != wanted {
+                    return Ok(false);
+                }
+                if show(RowRef { key, head, body }) == Verdict::Take {
+                    return Ok(true);
+                }
+            }
+            if start == layout.rows() || flags & CONTINUED == 0 {
+                return Ok(false);
+            }
+            first = false;
+            index += 1;
+        }
+        Ok(false)
+    }
+
+    /// Copies out the row version with this row id. False: it is not in this run.
+    pub fn by_row<S: PageSource>(
+        &self,
+        source: &S,
+        row: RowId,
+        scratch: &mut Scratch,
+        out: &mut RowBuf,
+    ) -> Result<bool> {
+        if row < self.shape.min_row || row > self.shape.max_row || self.shape.rows == 0 {
+            return Ok(false);
+        }
+        let Some(index) = self.page_of_row(source, row, scratch)? else { return Ok(false) };
+        let (page, no, seq) = self.read(source, index)?;
+        scratch.pages_read += 1;
+        let (image, _) = image(&page, no, seq, &mut scratch.image)?;
+        let layout = Layout::parse(no, image)?;
+        let Some(slot) = layout.find_row(image, row)? else {
+            return Err(Error::page(no, CONTENT, format!("row {row} is not where the directory says")));
+        };
+        let (suffix, head, body) = layout.row(image, slot)?;
+        scratch.key.clear();
+        scratch.key.extend_from_slice(layout.prefix(image));
+        scratch.key.extend_from_slice(suffix);
+        out.set(&RowRef { key: &scratch.key, head, body });
+        Ok(true)
+    }
+
+    /// Which data page has this row id.
+    fn page_of_row<S: PageSource>(&self, source: &S, row: RowId, scratch: &mut Scratch) -> Result<Option<u32>> {
+        let Some(top) = self.shape.directory_pages.checked_sub(1) else {
+            return Err(Error::Invalid("the run has no row directory".into()));
+        };
+        let (mut index, mut level) = (top, None);
+        loop {
+            let (page, no, seq) = self.read(source, self.shape.directory_start().saturating_add(index))?;
+            scratch.pages_read += 1;
+            let directory = Directory::parse(no, page.expect(no, PageKind::Directory, seq)?)?;
+            check_level(no, level, directory.level)?;
+            let Some(child) = directory.search(row)? else { return Ok(None) };
+            if directory.level == 0 {
+                return self.data_index(no, child).map(Some);
+            }
+            (index, level) = (child, Some(directory.level));
+        }
+    }
+
+    /// Whether the run may hold the key with this hash ([`filter::key_hash`]). True when the run has no filter.
+    pub fn may_contain<S: PageSource>(&self, source: &S, hash: u64) -> Result<bool> {
+        let pages = self.shape.filter_pages;
+        if pages == 0 {
+            return Ok(self.shape.rows > 0);
+        }
+        let index = self.shape.filter_start().saturating_add(filter::page_of(hash, pages));
+        let (page, no, seq) = self.read(source, index)?;
+        filter::probe(no, page.expect(no, PageKind::Filter, seq)?, hash, pages)
+    }
+
+    /// Shows the keys of one piece of the run, with the tombstone bit of their newest version; returns the piece to go on
+    /// with, `None` at the end. Pieces are pages, counted from 0: key pages, or data pages if the run has no key pages.
+    pub fn for_each_key<S: PageSource>(
+        &self,
+        source: &S,
+        from_page: u32,
+        scratch: &mut Scratch,
+        mut show: impl FnMut(&[u8], bool) -> Result<()>,
+    ) -> Result<Option<u32>> {
+        let by_keys = self.shape.key_pages > 0;
+        let (start, pages) =
+            if by_keys { (self.shape.keys_start(), self.shape.key_pages) } else { (0, self.shape.data_pages) };
+        if from_page >= pages {
+            return Ok(None);
+        }
+        let next = (from_page + 1 < pages).then_some(from_page + 1);
+        let (page, no, seq) = self.read(source, start.saturating_add(from_page))?;
+        scratch.pages_read += 1;
+        if by_keys {
+            keys::for_each(no, page.expect(no, PageKind::Keys, seq)?, &mut scratch.key, &mut show)?;
+            return Ok(next);
+        }
+        let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
+        let layout = Layout::parse(no, image)?;
+        let mut last = if flags & CONTINUES != 0 { Some(layout.suffix(image, 0)?) } else { None };
+        for i in 0..layout.rows() {
+            let (suffix, head, _) = layout.row(image, i)?;
+            if last == Some(suffix) {
+                continue;
+            }
+            last = Some(suffix);
+            scratch.key.clear();
+            scratch.key.extend_from_slice(layout.prefix(image));
+            scratch.key.extend_from_slice(suffix);
+            show(&scratch.key, head.flags.is_tombstone())?;
+        }
+        Ok(next)
+    }
+
+    /// Reads the footer and checks that it is this run's.
+    pub fn check_footer<S: PageSource>(&self, source: &S) -> Result<Footer> {
+        let (page, no, seq) = self.read(source, self.shape.footer_start())?;
+        let footer = Footer::decode(no, page.expect(no, PageKind::Footer, seq)?)?;
+        if footer.shape != *self.shape {
+            return Err(Error::page(no, CONTENT, "the footer is that of another run"));
+        }
+        Ok(footer)
+    }
+}
+
+/// Levels go down by one on the way from the root.
+pub(super) fn check_level(page: PageNo, above: Option<u8>, found: u8) -> Result<()> {
+    match above {
+        Some(above) if above.checked_sub(1) != Some(found) => {
+            Err(Error::page(page, CONTENT, format!("found level {found} below level {above}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The image of a data page, in place or decompressed into `buffer`, and the page's flags.
+#[inline]
+pub(super) fn image<'b>(
+    page: &'b PageBuf,
+    no: PageNo,
+    seq: ExtentSeq,
+    buffer: &'b mut Vec<u8>,
+) -> Result<(&'b [u8], u16)> {
+    let contents = page.expect(no, PageKind::Data, seq)?;
+    let flags = page.flags();
+    if flags & COMPRESSED == 0 {
+        return Ok((contents, flags));
+    }
+    match pack::decompress(contents, buffer) {
+        Some(()) => Ok((buffer, flags)),
+        None => Err(Error::page(no, CONTENT, "compressed rows cannot be read")),
+    }
+}

@@ -1,0 +1,357 @@
+//! Compaction: neighbours in age become one run.
+//!
+//! ```text
+//! pick -> merge of the runs' cursors -> drop what is dead for all -> run pages -> flip -> index entries of keys
+//!                                                                   that are gone -> superversion
+//! ```
+//!
+//! Index entries stay as they are: they name L0 ids, and the run map finds the run that holds them now.
+//! Keeps I1, I6, I8 to I11.
+
+use crate::error::{Error, Result};
+use crate::filter::key_hash;
+use crate::host::{Flip, Horizon, Host};
+use crate::key_index::IndexEntry;
+use crate::manifest::{close_gaps, Manifest, RunDesc};
+use crate::mutation::{on, Mutation::*, Pause};
+use crate::run::{Run, RunShape, RunWriter, Scratch};
+use crate::tree::ledger::{limbo_of_runs, Building};
+use crate::tree::pick::{pick, Job, RunInfo};
+use crate::tree::read::Pages;
+use crate::tree::retention::{Keep, Retention};
+use crate::tree::shared::Shared;
+use crate::tree::sources::Sources;
+use crate::tree::value_write::ValueWriter;
+use crate::tree::version::{Edit, SuperVersion};
+use crate::tree::{Direction, Tree};
+use crate::types::{Fate, Head, L0Id, RowBuf, RunId, Verdict, Writer};
+use loosekv_shm::scope;
+use std::ops::Bound;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::Arc;
+
+/// Rows between two questions to the host whether to go on.
+const ROWS_A_PIECE: u64 = if cfg!(test) { 8 } else { 4096 };
+
+/// What a merge decided.
+#[derive(Default)]
+struct Merged {
+    in_progress: bool,
+    superseded: Option<Writer>,
+    changed: Vec<Changed>,
+}
+
+/// A key whose newest version in the merged runs was dropped: its index entry has to be corrected.
+struct Changed {
+    key: Vec<u8>,
+    /// Whether the newest version that was kept is a tombstone; `None`: none was kept.
+    kept: Option<bool>,
+    /// An older run may hold the key.
+    may_be_older: bool,
+}
+
+/// What the index entry of a key is to be.
+struct Correction {
+    key: Vec<u8>,
+    now: Now,
+}
+
+enum Now {
+    Kept { tombstone: bool },
+    Older(IndexEntry),
+    Gone,
+}
+
+impl<H: Host> Tree<'_, H> {
+    /// Does one merge, if one is due (or, with `force`, if anything is left to merge). False: there is nothing to do.
+    /// The caller holds the maintenance lock; flushes may go on meanwhile.
+    pub fn compact_one(&self, force: bool) -> Result<bool> {
+        let view = self.pin();
+        let oldest = self.host.horizon().oldest();
+        match pick(&infos(&view, oldest), &self.shared.options, force) {
+            Some(job) => self.do_job(&view, &job).map(|()| true),
+            None => {
+                drop(view);
+                self.collect_values(force)
+            }
+        }
+    }
+
+    /// Settles one run whose writers have all ended: if they have all committed, by an edit of the manifest; else by
+    /// writing it anew without those that aborted. False: there is none. Same lock.
+    pub fn settle_one(&self) -> Result<bool> {
+        let view = self.pin();
+        let oldest = self.host.horizon().oldest();
+        let Some(at) = view.runs.iter().position(|r| !r.settled && r.shape.max_writer < oldest) else {
+            return Ok(false);
+        };
+        if let Some(desc) = view.runs.get(at).filter(|_| !matches!(self.holds_aborted(&view, at), Ok(false))) {
+            let level = desc.level;
+            return self.do_job(&view, &Job { runs: at..at + 1, level }).map(|()| true);
+        }
+        let id = view.runs.get(at).map(|r| r.id);
+        self.shared.reserve_install()?;
+        let settle = |run: &mut RunDesc| run.settled |= Some(run.id) == id;
+        let edit = |next: &mut Manifest| {
+            next.runs.iter_mut().for_each(settle);
+            Ok(())
+        };
+        self.commit(edit, &[], &[], |_| Vec::new(), &Flip::default())?;
+        self.shared.install(|current| {
+            let mut parts = current.edit();
+            for run in parts.runs.iter_mut().filter(|r| Some(r.id) == id) {
+                let mut settled = (**run).clone();
+                settle(&mut settled);
+                *run = Arc::new(settled);
+            }
+            SuperVersion::new(current.number + 1, parts)
+        })?;
+        Ok(true)
+    }
+
+    /// Whether a version in this run is by a writer that aborted.
+    fn holds_aborted(&self, view: &SuperVersion, at: usize) -> Result<bool> {
+        let mut horizon = self.host.horizon();
+        let mut sources = Sources::new(view, false, at..at + 1, Direction::Forward);
+        sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
+        let (mut key, mut rows) = (Vec::new(), 0);
+        while let Some(next) = sources.key() {
+            key.clear();
+            key.extend_from_slice(next);
+            loop {
+                if sources.with_head(view, |head, _| horizon.fate(head)) == Some(Fate::Aborted) {
+                    return Ok(true);
+                }
+                rows += 1;
+                if rows % ROWS_A_PIECE == 0 {
+                    self.host.merging(self)?;
+                }
+                if !sources.older(self, view, &key)? {
+                    break;
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Merges the runs of a job, or rewrites the one there is.
+    pub(super) fn do_job(&self, view: &SuperVersion, job: &Job) -> Result<()> {
+        let inputs = view.runs.get(job.runs.clone()).unwrap_or_default();
+        let (Some(newest_in), Some(oldest_in)) = (inputs.first(), inputs.last()) else {
+            return Err(Error::structure("a merge of no runs"));
+        };
+        let (first_l0, last_l0) = (oldest_in.first_l0, newest_in.last_l0);
+        let ids: Vec<RunId> = inputs.iter().map(|r| r.id).collect();
+
+        let mut merged = Merged::default();
+        let pages: u64 = inputs.iter().map(|r| r.pages()).sum();
+        let mut building = Building::new(self, pages)?;
+        let (moved_bytes, moved) = self.to_be_moved(inputs);
+        let mut values = ValueWriter::new(self, moved_bytes, moved);
+        let shape = self.merge(view, job, &mut building, &mut values, &mut merged)?;
+        let (used, mut unused) = building.finish()?;
+        let large = values.finish(&mut unused)?;
+        // What comes after the flip must not fail: the index entries to be are found, and memory is reserved, before.
+        let corrections = self.corrections(view, job.runs.end, merged.changed)?;
+        self.shared.reserve_install()?;
+        let old_manifest = on(I8OldManifestEdited).then(|| self.manifest());
+        self.pause(Pause::MergeWritten);
+        let mut result = None;
+        self.commit(
+            |next| {
+                if let Some(old) = old_manifest {
+                    next.runs = old.runs;
+                }
+                let at = next.runs.iter().position(|r| r.id == oldest_in.id);
+                let at = at.ok_or_else(|| Error::structure("a run vanished while it was merged"))?;
+                next.runs.retain(|r| !ids.contains(&r.id));
+                let (id, level, settled) = (next.next_run, job.level, !merged.in_progress);
+                next.next_run = RunId(id.0 + 1);
+                if shape.rows > 0 {
+                    let (extents, values) = (used, large.uses);
+                    next.values.extend(large.extents);
+                    let last_l0 = if on(I1IntervalTooShort) { oldest_in.last_l0 } else { last_l0 };
+                    let run = RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled };
+                    result = Some(run.clone());
+                    next.runs.insert(at, run);
+                }
+                close_gaps(&mut next.runs);
+                Ok(())
+            },
+            &[building.taken(), values.taken()].concat(),
+            &unused,
+            |now| limbo_of_runs(now, |id| ids.contains(&id)),
+            &Flip { superseded: merged.superseded, ..Flip::default() },
+        )?;
+        building.committed();
+        values.committed();
+        self.shared.counters.compactions.fetch_add(1, Relaxed);
+        self.shared.counters.compacted_pages.fetch_add(building.written, Relaxed);
+        self.pause(Pause::MergeCommitted);
+        self.correct_index(view, &corrections, first_l0, last_l0);
+        self.pause(Pause::MergeIndexed);
+        self.install_merged(&ids, result, on(I8OldSuperversionEdited).then(|| view.edit()))
+    }
+
+    fn install_merged(&self, ids: &[RunId], result: Option<RunDesc>, stale: Option<Edit>) -> Result<()> {
+        self.shared.install(|current| {
+            let mut parts = stale.unwrap_or_else(|| current.edit());
+            let at = parts.runs.iter().position(|r| ids.contains(&r.id));
+            let at = at.ok_or_else(|| Error::structure("a merged run is in no superversion"))?;
+            parts.runs.retain(|r| !ids.contains(&r.id));
+            if let Some(run) = result {
+                let at = if on(I1MergedRunIsNewest) { 0 } else { at };
+                parts.runs.insert(at, Arc::new(scope::with(|| run.clone())));
+            }
+            SuperVersion::new(current.number + 1, parts)
+        })?;
+        Ok(())
+    }
+
+    fn merge(
+        &self,
+        view: &SuperVersion,
+        job: &Job,
+        building: &mut Building<'_, '_, H>,
+        values: &mut ValueWriter<'_, '_, H>,
+        merged: &mut Merged,
+    ) -> Result<RunShape> {
+        let mut horizon = self.host.horizon();
+        let ends = view.runs.get(job.runs.clone()).and_then(|r| Some((r.last()?.first_l0, r.first()?.last_l0)));
+        let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
+        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run, first_l0, last_l0)?;
+        let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
+        sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
+        let mut retention = Retention::default();
+        let (mut row, mut key, mut rows) = (RowBuf::default(), Vec::new(), 0);
+        while let Some(next) = sources.key() {
+            key.clear();
+            key.extend_from_slice(next);
+            retention.next_key();
+            let (mut kept, mut may_be_older, mut dropped_newest) = (None, true, false);
+            while let Some((head, settled)) = sources.with_head(view, |head, hint| (*head, hint.get())) {
+                let fate = fate_of(&mut horizon, &head, settled);
+                merged.in_progress |= fate == Fate::InProgress;
+                let keep = match retention.decide(&head, fate, &mut merged.superseded) {
+                    Keep::Yes => true,
+                    Keep::No => false,
+                    Keep::OverOlder => {
+                        may_be_older = self.may_be_older(view, job.runs.end, &key)?;
+                        may_be_older
+                    }
+                };
+                if keep {
+                    sources.copy(self, view, &mut row)?;
+                    values.place(&mut row)?;
+                    writer.add(&row.as_ref())?;
+                    kept.get_or_insert(head.flags.is_tombstone());
+                }
+                dropped_newest |= kept.is_none();
+                rows += 1;
+                if rows % ROWS_A_PIECE == 0 {
+                    self.host.merging(self)?;
+                }
+                if !sources.older(self, view, &key)? {
+                    break;
+                }
+            }
+            if dropped_newest {
+                merged.changed.push(Changed { key: key.clone(), kept, may_be_older });
+            }
+        }
+        Ok(writer.finish()?.0)
+    }
+
+    /// What the index is to say of the keys that the merge changed: for those of which nothing was kept, the newest
+    /// older run that holds the key.
+    fn corrections(&self, view: &SuperVersion, older: usize, changed: Vec<Changed>) -> Result<Vec<Correction>> {
+        let correction = |Changed { key, kept, may_be_older }| {
+            let now = match kept {
+                Some(tombstone) => Now::Kept { tombstone },
+                None if may_be_older => self.newest_entry(view, older, &key)?.map_or(Now::Gone, Now::Older),
+                None => Now::Gone,
+            };
+            Ok(Correction { key, now })
+        };
+        changed.into_iter().map(correction).collect()
+    }
+
+    /// Corrects the index entries, where they still name a run of the merge.
+    fn correct_index(&self, view: &SuperVersion, corrections: &[Correction], first: L0Id, last: L0Id) {
+        self.shared.coarse_before.fetch_max(view.number, SeqCst);
+        for Correction { key, now } in corrections {
+            let Some(seen) = self.shared.index.get(key) else { continue };
+            if seen.l0 < first || seen.l0 > last {
+                continue;
+            }
+            self.pause(Pause::MergeCorrecting);
+            let seen = match on(I3CorrectedUnseen).then(|| self.shared.index.get(key)).flatten() {
+                Some(whatever) => whatever,
+                None => seen,
+            };
+            let entry = match *now {
+                Now::Kept { tombstone } => Some(IndexEntry { l0: seen.l0, tombstone }),
+                Now::Older(entry) => Some(entry),
+                Now::Gone => None,
+            };
+            let corrected = match entry {
+                Some(entry) => self.shared.index.replace_if(key, seen, entry),
+                None => self.shared.index.remove_if(key, seen, &self.host.budgets().key_index),
+            };
+            if !corrected && self.shared.index.get(key) == Some(seen) {
+                // No memory to remove it: a miss in the run that it names is no corruption from now on.
+                self.shared.coarse_before.store(u64::MAX, SeqCst);
+            }
+        }
+    }
+
+    /// The index entry for `key` if only the runs from `from` on existed.
+    fn newest_entry(&self, view: &SuperVersion, from: usize, key: &[u8]) -> Result<Option<IndexEntry>> {
+        let (pages, hash) = (Pages(&self.host), key_hash(key));
+        let mut scratch = Scratch::default();
+        for desc in view.runs.iter().skip(from) {
+            let run = Run::new(&desc.shape, &desc.extents);
+            if !run.may_contain(&pages, hash)? {
+                continue;
+            }
+            let mut newest = None;
+            run.get(&pages, key, &mut scratch, |row| {
+                newest = Some(IndexEntry { l0: desc.last_l0, tombstone: row.head.flags.is_tombstone() });
+                Verdict::Take
+            })?;
+            if newest.is_some() {
+                return Ok(newest);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl<H: Host> Shared<H> {
+    /// How many runs the merge that is due would take; `None`: none is. `oldest`: committed writers below it are visible
+    /// to all.
+    pub fn merge_due(&self, oldest: Writer) -> Option<usize> {
+        let view = self.current.pin::<H>();
+        pick(&infos(&view, oldest), &self.options, false).map(|job| job.runs.len())
+    }
+}
+
+/// The fate of a version in a run: a settled run's writers have all committed, only how long ago is open.
+fn fate_of(horizon: &mut impl Horizon, head: &Head, settled: Option<Fate>) -> Fate {
+    match settled {
+        Some(Fate::Committed) if head.writer < horizon.oldest() => Fate::VisibleToAll,
+        Some(Fate::Committed) => Fate::Committed,
+        _ => horizon.fate(head),
+    }
+}
+
+/// What `pick` looks at. Tombstones count only where a merge could drop them.
+fn infos(view: &SuperVersion, oldest: Writer) -> Vec<RunInfo> {
+    let info = |run: &Arc<RunDesc>| RunInfo {
+        level: run.level,
+        bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
+        rows: run.shape.rows,
+        tombstones: if run.shape.max_writer < oldest { run.shape.tombstones } else { 0 },
+    };
+    view.runs.iter().map(info).collect()
+}

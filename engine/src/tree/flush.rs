@@ -1,0 +1,219 @@
+//! Flush: the oldest frozen memtable becomes one L0 run.
+//!
+//! ```text
+//! memtable in key order -> drop what is dead for all -> run pages -> flip -> key index -> superversion -> log freed
+//! ```
+//!
+//! Keeps I2 (memtables are flushed oldest first), I3, I6 (the order above), I9, I11.
+
+use crate::error::Result;
+use crate::filter::key_hash;
+use crate::host::{Flip, Horizon, Host};
+use crate::key_index::IndexEntry;
+use crate::manifest::{close_gaps, RunDesc};
+use crate::mutation::{on, Mutation::*, Pause};
+use crate::run::{Run, RunShape, RunWriter};
+use crate::tree::ledger::{limbo_of_log, Building};
+use crate::tree::read::Pages;
+use crate::tree::retention::{Keep, Retention};
+use crate::tree::value_write::ValueWriter;
+use crate::tree::version::{Generation, SuperVersion};
+use crate::tree::Tree;
+use crate::types::{Fate, L0Id, RowBuf, RunId};
+use loosekv_shm::scope;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::Arc;
+
+impl<H: Host> Tree<'_, H> {
+    /// Writes the oldest frozen memtable to a run. False: there was none. One flush at a time: the caller sees to it.
+    pub fn flush_one(&self) -> Result<bool> {
+        let view = self.pin();
+        let oldest = if on(I2NewestMemtableFirst) { view.frozen.first() } else { view.frozen.last() };
+        let Some(oldest) = oldest else { return Ok(false) };
+        let generation = oldest.table.generation();
+        let mut kept = Kept::default();
+        let (bytes, rows) = (oldest.logged.load(Relaxed), oldest.table.rows());
+        let estimate = bytes.min(rows * self.most_inline()) / 7000 + rows / 300 + 8;
+        let mut building = Building::new(self, estimate)?;
+        let mut values = ValueWriter::new(self, bytes, BTreeSet::new());
+        let shape = self.write_generation(&view, oldest, &mut building, &mut values, &mut kept)?;
+        let (used, mut unused) = building.finish()?;
+        let large = values.finish(&mut unused)?;
+        // What comes after the flip must not fail.
+        self.shared.reserve_install()?;
+        self.pause(Pause::FlushWritten);
+        if on(I6LogForgottenBeforeFlip) {
+            self.host.forget_log(generation)?;
+            self.pause(Pause::FlushWritten);
+        }
+        let mut new_run = None;
+        self.commit(
+            |next| {
+                next.flushed = generation;
+                next.next_generation = next.next_generation.max(L0Id(generation.0 + 1));
+                next.log_extents.retain(|l| l.generation > generation);
+                if shape.rows > 0 {
+                    let first_l0 = L0Id(next.runs.last().map_or(0, |r| r.last_l0.0) + 1);
+                    let settled = !kept.in_progress;
+                    let id = next.next_run;
+                    next.next_run = RunId(id.0 + 1);
+                    let (last_l0, values) = (generation, large.uses);
+                    next.values.extend(large.extents);
+                    let run = RunDesc { id, level: 0, first_l0, last_l0, extents: used, values, shape, settled };
+                    new_run = Some(run.clone());
+                    if !on(I19RunInMemoryOnly) {
+                        next.runs.push(run);
+                    }
+                }
+                close_gaps(&mut next.runs);
+                Ok(())
+            },
+            &[building.taken(), values.taken()].concat(),
+            &unused,
+            |now| limbo_of_log(now, generation),
+            &Flip { superseded: kept.superseded, ..Flip::default() },
+        )?;
+        self.shared.counters.flushed_pages.fetch_add(building.written, Relaxed);
+        building.committed();
+        drop(building);
+        values.committed();
+        self.pause(Pause::FlushCommitted);
+
+        let mut indexed_from = view.indexed_from;
+        if on(I6InstalledBeforeIndexed) {
+            self.install_flushed(generation, new_run.clone(), indexed_from)?;
+            self.pause(Pause::FlushInstalled);
+            self.index_generation(&view, oldest, &kept);
+            return Ok(true);
+        }
+        if on(I6MemtableDroppedFirst) {
+            self.install_flushed(generation, None, indexed_from)?;
+            self.pause(Pause::FlushIndexed);
+        }
+        if new_run.is_some() {
+            indexed_from = self.index_generation(&view, oldest, &kept);
+        }
+        self.pause(Pause::FlushIndexed);
+        self.install_flushed(generation, new_run, indexed_from)?;
+        self.pause(Pause::FlushInstalled);
+        self.shared.counters.flushes.fetch_add(1, Relaxed);
+        drop(view);
+        self.shared.reclaim(self.host.lagging());
+        self.host.forget_log(generation)?;
+        Ok(true)
+    }
+
+    fn install_flushed(&self, generation: L0Id, new_run: Option<RunDesc>, indexed_from: L0Id) -> Result<()> {
+        self.shared.install(|current| {
+            let mut parts = current.edit();
+            parts.frozen.retain(|g| g.table.generation() != generation);
+            parts.flushed = generation;
+            if parts.indexed_from < indexed_from {
+                self.shared.evictions.fetch_add(1, SeqCst);
+                parts.indexed_from = indexed_from;
+            }
+            if let Some(run) = new_run {
+                parts.runs.insert(0, Arc::new(scope::with(|| run.clone())));
+            }
+            SuperVersion::new(current.number + 1, parts)
+        })?;
+        Ok(())
+    }
+
+    /// Writes what is kept of the memtable, in key order.
+    fn write_generation(
+        &self,
+        view: &SuperVersion,
+        generation: &Generation,
+        building: &mut Building<'_, '_, H>,
+        values: &mut ValueWriter<'_, '_, H>,
+        kept: &mut Kept,
+    ) -> Result<RunShape> {
+        let mut horizon = self.host.horizon();
+        let last_l0 = generation.table.generation();
+        let first_l0 = L0Id(view.runs.first().map_or(0, |r| r.last_l0.0) + 1);
+        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run, first_l0, last_l0)?;
+        let mut retention = Retention::default();
+        let mut row = RowBuf::default();
+        let mut key: &[u8] = &[];
+        let mut next = generation.table.first();
+        while let Some(node) = next {
+            next = node.next();
+            if node.key() != key {
+                key = node.key();
+                retention.next_key();
+                kept.keys.push(None);
+            }
+            let head = node.head();
+            let fate = horizon.fate(&head);
+            kept.in_progress |= matches!(fate, Fate::InProgress);
+            let keep = match retention.decide(&head, fate, &mut kept.superseded) {
+                Keep::Yes => true,
+                Keep::No => false,
+                Keep::OverOlder => self.may_be_older(view, 0, key)?,
+            };
+            if keep {
+                self.copy_logged(generation, &node, &mut row)?;
+                values.place(&mut row)?;
+                writer.add(&row.as_ref())?;
+                if let Some(newest @ None) = kept.keys.last_mut() {
+                    *newest = Some(head.flags.is_tombstone());
+                }
+            }
+        }
+        Ok(writer.finish()?.0)
+    }
+
+    /// Whether one of the runs from `from` on (newest first) may hold the key.
+    pub(super) fn may_be_older(&self, view: &SuperVersion, from: usize, key: &[u8]) -> Result<bool> {
+        let mut hash = None;
+        if on(I9OlderRunsIgnored) {
+            return Ok(false);
+        }
+        for desc in view.runs.iter().skip(from) {
+            if key < desc.shape.min_key.as_slice() || key > desc.shape.max_key.as_slice() {
+                continue;
+            }
+            let hash = *hash.get_or_insert_with(|| key_hash(key));
+            if Run::new(&desc.shape, &desc.extents).may_contain(&Pages(&self.host), hash)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Raises the index entries of every key kept. Where the index may not grow, the oldest runs leave it. Returns what
+    /// `indexed_from` is to be.
+    fn index_generation(&self, view: &SuperVersion, generation: &Generation, kept: &Kept) -> L0Id {
+        let l0 = generation.table.generation();
+        let mut floor = view.indexed_from;
+        let mut next = generation.table.first();
+        for newest in &kept.keys {
+            let Some(node) = next else { break };
+            next = node.next_key();
+            let Some(tombstone) = *newest else { continue };
+            if tombstone && on(I3TombstonesNotIndexed) {
+                continue;
+            }
+            let entry = IndexEntry { l0, tombstone };
+            while self.shared.index.raise(node.key(), entry, &self.host.budgets().key_index).is_err() {
+                match self.evict_oldest(floor, l0) {
+                    Ok(Some(higher)) => floor = higher,
+                    // Nothing is left to evict, or no memory for it: this run, too, stays outside the index.
+                    Ok(None) | Err(_) => return L0Id(l0.0 + 1),
+                }
+            }
+        }
+        floor
+    }
+}
+
+/// What a flush decided.
+#[derive(Default)]
+struct Kept {
+    /// For each key of the memtable in order: whether its newest kept version is a tombstone; `None`: none was kept.
+    keys: Vec<Option<bool>>,
+    in_progress: bool,
+    superseded: Option<crate::types::Writer>,
+}

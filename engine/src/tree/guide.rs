@@ -1,0 +1,198 @@
+//! The guided way of a scan: the memtables and the key index tell the next key, the run map the run that holds it.
+//!
+//! ```text
+//! memtables (merged) ---+
+//!                       +--> next key -> in a memtable: its versions there
+//! key index, in chunks -+             -> else index -> run map -> that run's cursor, moved to exactly this key
+//!                                     -> nothing taken: an ordinary look-up among the older versions
+//! ```
+//!
+//! The index is read in chunks under short epoch pins, so an entry may be older than the index is by now. That is no
+//! harm: what a later flush or merge changed is not of the superversion that the scan has pinned, and a key that the
+//! index lost meanwhile is one that no snapshot sees (I4).
+
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::key_index::KeyChunk;
+use crate::mutation::{on, Mutation::*, Pause};
+use crate::run::{Run, RunCursor};
+use crate::tree::read::Pages;
+use crate::tree::sources::Sources;
+use crate::tree::version::SuperVersion;
+use crate::tree::{Direction, Hint, Tree};
+use crate::types::{Head, RowBuf, Verdict};
+use std::cmp::Ordering;
+use std::ops::Bound;
+
+/// Keys fetched from the index at once: few at first, for a LIMIT may end the scan soon.
+const FIRST_CHUNK: usize = if cfg!(test) { 4 } else { 32 };
+const CHUNK: usize = if cfg!(test) { 16 } else { 128 };
+
+pub(super) struct Guide {
+    memtables: Sources,
+    /// One for each run, made when it is first looked into.
+    cursors: Vec<Option<Box<RunCursor>>>,
+    chunk: KeyChunk,
+    at: usize,
+    /// Where the next chunk begins; `None`: the index has no more.
+    more: Option<Bound<Vec<u8>>>,
+    direction: Direction,
+    chunk_size: usize,
+}
+
+/// What a step of the scan came upon.
+pub(super) enum Step {
+    /// A key, and whether a version of it was taken.
+    Key(bool),
+    /// No more within the bounds.
+    End,
+    /// Entries have left the index since the scan began: it has to go on by merging.
+    Lost,
+}
+
+impl Guide {
+    pub fn begin<H: Host>(
+        tree: &Tree<'_, H>,
+        view: &SuperVersion,
+        from: Bound<&[u8]>,
+        direction: Direction,
+    ) -> Result<Option<Guide>> {
+        let mut memtables = Sources::new(view, true, 0..0, direction);
+        memtables.seek(tree, view, from, direction)?;
+        let cursors = (0..view.runs.len()).map(|_| None).collect();
+        let more = Some(from.map(<[u8]>::to_vec));
+        let chunk = KeyChunk::default();
+        let mut guide = Guide { memtables, cursors, chunk, at: 0, more, direction, chunk_size: FIRST_CHUNK };
+        Ok(guide.fill(tree, view).then_some(guide))
+    }
+
+    /// The next key.
+    pub fn next<H: Host>(
+        &mut self,
+        tree: &Tree<'_, H>,
+        view: &SuperVersion,
+        within: impl Fn(&[u8]) -> bool,
+        choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<Step> {
+        if self.at >= self.chunk.len() && !self.fill(tree, view) {
+            return Ok(Step::Lost);
+        }
+        let (in_memtable, in_index) = match (self.memtables.key(), self.chunk.get(self.at).map(|(key, _)| key)) {
+            (None, None) => return Ok(Step::End),
+            (Some(_), None) => (true, false),
+            (None, Some(_)) => (false, true),
+            (Some(a), Some(b)) => {
+                let order = if self.direction == Direction::Forward { a.cmp(b) } else { b.cmp(a) };
+                (order != Ordering::Greater, order != Ordering::Less)
+            }
+        };
+        let mut key = std::mem::take(&mut out.key);
+        key.clear();
+        let next = if in_memtable { self.memtables.key() } else { self.chunk.get(self.at).map(|(key, _)| key) };
+        key.extend_from_slice(next.unwrap_or_default());
+        if !within(&key) {
+            out.key = key;
+            return Ok(Step::End);
+        }
+        let taken = self.versions(tree, view, &key, in_memtable, in_index, choose, out);
+        out.key = key;
+        self.at += usize::from(in_index);
+        taken.map(Step::Key)
+    }
+
+    /// Shows the versions of `key` wherever they stand.
+    #[allow(clippy::too_many_arguments)]
+    fn versions<H: Host>(
+        &mut self,
+        tree: &Tree<'_, H>,
+        view: &SuperVersion,
+        key: &[u8],
+        in_memtable: bool,
+        in_index: bool,
+        choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<bool> {
+        if in_memtable {
+            loop {
+                if self.memtables.with_head(view, |head, hint| choose(head, hint)) == Some(Verdict::Take) {
+                    self.memtables.copy(tree, view, out)?;
+                    self.memtables.skip_key(tree, view, key)?;
+                    return Ok(true);
+                }
+                if !self.memtables.older(tree, view, key)? {
+                    break;
+                }
+            }
+        }
+        if !in_index {
+            return Ok(false);
+        }
+        let Some((_, entry)) = self.chunk.get(self.at) else { return Ok(false) };
+        if entry.l0 <= view.flushed {
+            let at = view.run_of(entry.l0).ok_or_else(|| Error::structure("the key index names no run"))?;
+            if self.look_into(tree, view, at, key, choose, out)? {
+                return Ok(true);
+            }
+        }
+        if on(I15OlderNotLookedFor) {
+            return Ok(false);
+        }
+        // The reader is older than the newest version on disk.
+        tree.find_older(view, key, choose, out)
+    }
+
+    /// Looks into one run, which holds the key.
+    fn look_into<H: Host>(
+        &mut self,
+        tree: &Tree<'_, H>,
+        view: &SuperVersion,
+        at: usize,
+        key: &[u8],
+        choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<bool> {
+        let (Some(desc), Some(cursor)) = (view.runs.get(at), self.cursors.get_mut(at)) else {
+            return Err(Error::structure("the run map names no run"));
+        };
+        let cursor = cursor.get_or_insert_with(Box::default);
+        let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
+        cursor.seek(&run, &pages, key)?;
+        if !cursor.valid() || cursor.row().key != key {
+            if !tree.shared.is_exact(view) {
+                return Ok(false);
+            }
+            return Err(Error::structure(format!("run {} lacks key {key:02x?} that guides a scan to it", desc.id)));
+        }
+        let hint = Hint::of_run(desc);
+        loop {
+            let row = cursor.row();
+            if choose(&row.head, &hint) == Verdict::Take {
+                out.head = row.head;
+                out.body.clear();
+                out.body.extend_from_slice(row.body);
+                return Ok(true);
+            }
+            if !cursor.older(&run, &pages)? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Fetches the next keys of the index. False: the index does not cover all the runs, and cannot guide.
+    fn fill<H: Host>(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> bool {
+        self.at = 0;
+        let Some(from) = self.more.take() else {
+            self.chunk = KeyChunk::new();
+            return true;
+        };
+        tree.shared.index.next_chunk(super::scan::bound(&from), self.direction, self.chunk_size, &mut self.chunk);
+        if !self.chunk.is_complete() {
+            let end = if on(I15KeyTwice) { Bound::Included } else { Bound::Excluded };
+            self.more = self.chunk.last().map(|(key, _)| end(key.to_vec()));
+        }
+        tree.pause(Pause::IndexRead);
+        self.chunk_size = CHUNK;
+        tree.shared.first_unindexed(view) == view.runs.len()
+    }
+}

@@ -1,0 +1,160 @@
+//! The key index and the runs: which runs it covers, building it, and keeping it within its budget.
+//!
+//! `indexed_from` parts the runs: the index names every key of the runs from there on, and may name some of older ones.
+//! It moves down while the index is being built, newest run first, and up when the index may not grow: then the oldest
+//! runs leave it, and are served by filter and fence. A superversion with the new boundary is installed before the
+//! first entry goes (and older superversions are told), and after the last one came.
+//!
+//! Keeps I3 to I5, I14.
+
+use crate::error::Result;
+use crate::host::{Horizon, Host};
+use crate::key_index::{IndexEntry, SweepCursor};
+use crate::manifest::RunDesc;
+use crate::mutation::{on, Mutation::*, Pause};
+use crate::run::{Run, Scratch};
+use crate::tree::read::Pages;
+use crate::tree::version::SuperVersion;
+use crate::tree::Tree;
+use crate::types::L0Id;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Entries looked at in one go of a sweep.
+const SWEEP: usize = if cfg!(test) { 16 } else { 1024 };
+
+impl<H: Host> Tree<'_, H> {
+    /// Indexes the keys of one more run, newest first. False: the index is complete, or at its budget. The caller holds
+    /// the maintenance lock (no merge may run meanwhile).
+    pub fn rebuild_index(&self) -> Result<bool> {
+        let mut view = self.pin();
+        if view.first_unindexed(view.indexed_from) == view.runs.len() {
+            return Ok(false);
+        }
+        let purged = self.shared.purged.load(SeqCst);
+        if purged > 0 {
+            // An older version must not get the entry of a tombstone that was purged: these runs come once more.
+            self.leave_index(L0Id(purged + 1))?;
+            self.shared.purged.store(0, SeqCst);
+            view = self.pin();
+        }
+        let at = match view.first_unindexed(view.indexed_from) {
+            _ if on(I14OldestFirst) => view.runs.len() - 1,
+            at => at,
+        };
+        let evictions = self.shared.evictions.load(SeqCst);
+        let Some(desc) = view.runs.get(at) else { return Ok(false) };
+        let budget = &self.host.budgets().key_index;
+        if budget.is_full() {
+            return Ok(false);
+        }
+        self.shared.coarse_before.fetch_max(view.number, SeqCst);
+        let run = Run::new(&desc.shape, &desc.extents);
+        let pages = Pages(&self.host);
+        let (mut full, mut scratch) = (false, Scratch::default());
+        let mut next = Some(0);
+        while let Some(page) = next {
+            self.pause(Pause::Rebuilding);
+            next = run.for_each_key(&pages, page, &mut scratch, |key, tombstone| {
+                let entry = IndexEntry { l0: desc.last_l0, tombstone };
+                if let Some(seen) = on(I3RebuildReplaces).then(|| self.shared.index.get(key)).flatten() {
+                    self.shared.index.replace_if(key, seen, entry);
+                }
+                full |= !full && self.shared.index.raise(key, entry, budget).is_err();
+                Ok(())
+            })?;
+            if full {
+                return Ok(false);
+            }
+            self.host.merging(self)?;
+        }
+        let (from, mut claimed) = (desc.first_l0, true);
+        self.set_indexed_from(|now| {
+            // A flush that found the index full has made room meanwhile: what was put in may be gone.
+            claimed = self.shared.evictions.load(SeqCst) == evictions || on(RebuildClaimsEvicted);
+            match claimed {
+                true => now.min(from),
+                false => now,
+            }
+        })?;
+        self.pause(Pause::Rebuilt);
+        Ok(claimed)
+    }
+
+    /// Makes room in the index: what it still names of runs that it does not cover goes first, then the oldest run that
+    /// it covers. `None`: not even the run being flushed can be covered.
+    pub(super) fn evict_oldest(&self, floor: L0Id, flushing: L0Id) -> Result<Option<L0Id>> {
+        // A rebuild may have come further down than the floor known here: nothing goes that is still covered.
+        self.leave_index(floor)?;
+        self.pause(Pause::Evicting);
+        if self.sweep_below(floor) > 0 {
+            return Ok(Some(floor));
+        }
+        let view = self.pin();
+        let oldest = view.runs.iter().rev().find(|r| r.first_l0 >= floor && r.last_l0 < flushing);
+        let higher = L0Id(oldest.map_or(flushing, |r| r.last_l0).0 + 1);
+        self.leave_index(higher)?;
+        self.pause(Pause::Evicting);
+        self.sweep_below(higher);
+        self.pause(Pause::Evicted);
+        Ok(oldest.map(|_| higher))
+    }
+
+    /// The runs that begin below `higher` are not covered any more; readers that have pinned an older superversion learn
+    /// of it, too, before the first entry goes.
+    fn leave_index(&self, higher: L0Id) -> Result<()> {
+        let number = self.set_indexed_from(|now| {
+            self.shared.evictions.fetch_add(1, SeqCst);
+            now.max(higher)
+        })?;
+        if on(I4EvictionNotTold) {
+            return Ok(());
+        }
+        self.shared.evicted_below.fetch_max(higher.0, SeqCst);
+        self.shared.evicted_at.fetch_max(number, SeqCst);
+        Ok(())
+    }
+
+    fn sweep_below(&self, floor: L0Id) -> usize {
+        let (mut sweep, mut gone) = (SweepCursor::new(), 0);
+        while !sweep.is_done() {
+            gone += self.shared.index.sweep_below(floor, &mut sweep, SWEEP, &self.host.budgets().key_index);
+        }
+        gone
+    }
+
+    fn set_indexed_from(&self, change: impl FnOnce(L0Id) -> L0Id) -> Result<u64> {
+        self.shared.install(|current| {
+            let mut parts = current.edit();
+            parts.indexed_from = change(parts.indexed_from);
+            SuperVersion::new(current.number + 1, parts)
+        })
+    }
+
+    /// Removes the entries of keys whose newest version is a tombstone that everybody sees (I5). One bounded piece of
+    /// the sweep; returns how many went. While the index is incomplete they are needed: an older version may stand in a
+    /// run that is searched by its filter. The caller holds the maintenance lock.
+    pub fn sweep_tombstones(&self, sweep: &mut SweepCursor) -> usize {
+        let view = self.pin();
+        if view.first_unindexed(view.indexed_from) < view.runs.len() {
+            return 0;
+        }
+        let oldest = self.host.horizon().oldest();
+        // Found out before: the sweep asks under an epoch pin, where nothing may wait.
+        let seen = self.seen_by_all(&view);
+        let purgeable = |l0: L0Id| {
+            let run = view.run_of(l0).and_then(|at| view.runs.get(at));
+            let finished = |r: &RunDesc| r.settled && r.shape.max_writer < oldest || on(I5PurgeBeforeSeen);
+            run.is_some_and(|r| finished(r)) && l0 <= seen
+        };
+        let newest = view.runs.iter().find(|r| purgeable(r.last_l0)).map_or(L0Id(0), |r| r.last_l0);
+        self.shared.purged.fetch_max(newest.0, SeqCst);
+        self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index)
+    }
+
+    /// The newest generation that every pinned superversion finds in a run. Superversions pinned later are no older.
+    fn seen_by_all(&self, view: &SuperVersion) -> L0Id {
+        let versions = self.shared.versions.lock();
+        let pinned = versions.retired.iter().filter(|v| v.is_pinned());
+        pinned.map(|v| v.flushed).fold(view.flushed, L0Id::min)
+    }
+}

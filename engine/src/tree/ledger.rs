@@ -1,0 +1,402 @@
+//! Allocation and flips: how the manifest changes.
+//!
+//! A flip is made of the ledger's current manifest by an edit, under the ledger's latch (I8). What an edit gives up goes
+//! to limbo and becomes free when no superversion that names it is pinned any more.
+
+use crate::error::{Consumer, Result};
+use crate::extent::FreeSpace;
+use crate::host::{Flip, Host};
+use crate::manifest::{BodyRef, LogExtent, Manifest};
+use crate::mutation::{on, Mutation::*};
+use crate::page::{PageBuf, PageKind, CAPACITY};
+use crate::tree::shared::{Ledger, Limbo, Owner, Shared};
+use crate::tree::Tree;
+use crate::types::{Extent, ExtentSeq, L0Id, RunId, Writer};
+use loosekv_shm::scope;
+
+/// Smallest free piece that is used for part of a larger allocation.
+const LEAST_PIECE: u32 = 32;
+
+impl Ledger {
+    /// For the flip that hands these extents out: the version up to which freed extents are used again from here on, if
+    /// one of these was in use before and that has not been told yet.
+    pub(super) fn untold_reuse(&self, taken: &[Extent]) -> Option<u64> {
+        let again = taken.iter().any(|extent| extent.start.0 < self.manifest.allocated);
+        (again && self.freed > self.reuse_told).then_some(self.freed)
+    }
+}
+
+impl<H: Host> Tree<'_, H> {
+    /// Takes `pages` of the page store for something under construction; see [`Building`].
+    pub(super) fn take_extents(&self, pages: u32) -> Result<Vec<Extent>> {
+        self.take_with(|free| free.take_scattered(pages, LEAST_PIECE))
+    }
+
+    /// As [`Tree::take_extents`], in one piece.
+    pub(super) fn take_extent(&self, pages: u32) -> Result<Extent> {
+        let taken = self.take_with(|free| Ok(vec![free.take(pages)?]))?;
+        taken.first().copied().ok_or_else(|| crate::error::Error::structure("no extent was taken"))
+    }
+
+    fn take_with(&self, take: impl FnOnce(&mut FreeSpace) -> Result<Vec<Extent>>) -> Result<Vec<Extent>> {
+        let mut ledger = self.shared.ledger.lock();
+        self.shared.reap(&mut ledger, self.host.lagging());
+        let mut taken = scope::with(|| take(&mut ledger.free))?;
+        let mut seq = ledger.manifest.next_seq;
+        for extent in &mut taken {
+            extent.seq = seq;
+            seq = ExtentSeq(seq.0 + 1);
+        }
+        let made = self.host.extend(ledger.free.high()).and_then(|()| {
+            if H::NAME_PENDING {
+                let mut next = ledger.manifest.clone();
+                next.pending.extend(taken.iter().copied());
+                next.next_seq = seq;
+                let flip = Flip { reused: ledger.untold_reuse(&taken), ..Flip::default() };
+                self.write_meta(&mut ledger, next, &flip)
+            } else {
+                ledger.manifest.next_seq = seq;
+                Ok(())
+            }
+        });
+        match made {
+            Ok(()) => Ok(taken),
+            Err(failed) => {
+                scope::with(|| taken.into_iter().for_each(|e| ledger.free.give(e)));
+                Err(failed)
+            }
+        }
+    }
+
+    /// Gives back what an abandoned construction had taken.
+    pub(super) fn give_extents(&self, extents: &[Extent]) {
+        let mut ledger = self.shared.ledger.lock();
+        scope::with(|| {
+            extents.iter().for_each(|e| ledger.free.give(*e));
+            ledger.manifest.pending.retain(|p| !extents.iter().any(|e| e.seq == p.seq));
+        });
+    }
+
+    /// Changes the runs: writes the edited manifest's body aside, then flips to it. `built` is no longer pending, of it
+    /// `unused` is free again; `given_up` waits in limbo.
+    pub(super) fn commit(
+        &self,
+        edit: impl FnOnce(&mut Manifest) -> Result<()>,
+        built: &[Extent],
+        unused: &[Extent],
+        given_up: impl FnOnce(&Manifest) -> Vec<Limbo>,
+        flip: &Flip,
+    ) -> Result<()> {
+        let mut ledger = self.shared.ledger.lock();
+        let waiting = given_up(&ledger.manifest);
+        self.flip_body(&mut ledger, edit, built, unused, waiting, flip)
+    }
+
+    /// As [`Tree::commit`], with the ledger's latch held.
+    pub(super) fn flip_body(
+        &self,
+        ledger: &mut Ledger,
+        edit: impl FnOnce(&mut Manifest) -> Result<()>,
+        built: &[Extent],
+        unused: &[Extent],
+        mut waiting: Vec<Limbo>,
+        flip: &Flip,
+    ) -> Result<()> {
+        let mut next = ledger.manifest.clone();
+        edit(&mut next)?;
+        waiting.extend(self.give_up_values(ledger, &mut next));
+        next.pending.retain(|p| !built.iter().any(|b| b.seq == p.seq));
+        // The copies that the ledger and the next superversion are to keep must not fail after the flip.
+        let uses = next.runs.iter().map(|r| std::mem::size_of_val(r.values.as_slice())).max().unwrap_or(0);
+        let sizes = [uses, uses, std::mem::size_of_val(next.values.as_slice())];
+        loosekv_shm::reserve(&sizes.map(|s| s.max(16))).map_err(|_| self.shared.full(Consumer::Versions))?;
+        let body = next.encode_body();
+        let old_body = std::mem::take(&mut next.body);
+        self.write_body(ledger, &mut next, &body)?;
+        let new_body = next.body.clone();
+        next.next_row_id = self.next_row_id();
+        if let Err(failed) = next.check().and_then(|()| self.write_meta_with(ledger, next, &body, flip)) {
+            // Nothing names the new body; the numbers that it used up stay unused.
+            if !on(FailedFlipLeaks) {
+                scope::with(|| {
+                    new_body.iter().for_each(|e| ledger.free.give(*e));
+                    ledger.manifest.pending.retain(|p| !new_body.iter().any(|e| e.seq == p.seq));
+                });
+            }
+            return Err(failed);
+        }
+        ledger.values.forget(&waiting);
+        let Ledger { manifest, values, .. } = ledger;
+        values.built(built, &manifest.values);
+        scope::with(|| {
+            ledger.body.clear();
+            ledger.body.extend_from_slice(&body);
+            old_body.iter().chain(unused).for_each(|e| ledger.free.give(*e));
+            ledger.limbo.extend(waiting);
+        });
+        Ok(())
+    }
+
+    fn write_body(&self, ledger: &mut Ledger, next: &mut Manifest, body: &[u8]) -> Result<()> {
+        let pages = BodyRef::pages(body.len());
+        let mut extent = scope::with(|| ledger.free.take(pages.max(1)))?;
+        extent.seq = next.next_seq;
+        next.next_seq = ExtentSeq(next.next_seq.0 + 1);
+        // Named before it is written to: on a standby somebody may still be reading what was there.
+        let named = self.host.extend(ledger.free.high()).and_then(|()| match H::NAME_PENDING {
+            true => self.name_pending(ledger, extent),
+            false => Ok(()),
+        });
+        next.version = ledger.manifest.version;
+        let write = || -> Result<()> {
+            named?;
+            let mut images = vec![PageBuf::ZERO; pages as usize];
+            for (image, piece) in images.iter_mut().zip(body.chunks(CAPACITY)) {
+                image.init(PageKind::Manifest, extent.seq);
+                image.fill(piece)?;
+            }
+            self.host.write_pages(extent.start, &mut images)
+        };
+        let written = write();
+        if let Err(failed) = written {
+            scope::with(|| {
+                ledger.free.give(extent);
+                ledger.manifest.pending.retain(|p| p.seq != extent.seq);
+            });
+            return Err(failed);
+        }
+        next.body = vec![extent];
+        Ok(())
+    }
+
+    /// Names an extent in the meta page that nobody has written to yet.
+    pub(super) fn name_pending(&self, ledger: &mut Ledger, extent: Extent) -> Result<()> {
+        let mut next = ledger.manifest.clone();
+        next.pending.push(extent);
+        next.next_seq = next.next_seq.max(ExtentSeq(extent.seq.0 + 1));
+        let flip = Flip { reused: ledger.untold_reuse(&[extent]), ..Flip::default() };
+        self.write_meta(ledger, next, &flip)
+    }
+
+    /// Flips the meta page to a manifest whose runs are as before.
+    fn write_meta(&self, ledger: &mut Ledger, next: Manifest, flip: &Flip) -> Result<()> {
+        let body = ledger.body.clone();
+        self.write_meta_with(ledger, next, &body, flip)
+    }
+
+    fn write_meta_with(&self, ledger: &mut Ledger, mut next: Manifest, body: &[u8], flip: &Flip) -> Result<()> {
+        next.version += 1;
+        next.allocated = ledger.free.high();
+        next.next_row_id = self.next_row_id();
+        let mut page = next.encode_meta(body)?;
+        self.host.flip(&mut page, flip)?;
+        ledger.reuse_told = flip.reused.map_or(ledger.reuse_told, |version| ledger.reuse_told.max(version));
+        ledger.manifest = scope::with(|| next.clone());
+        Ok(())
+    }
+
+    /// For hosts whose row log lives in the page store: a fresh log extent, named in the meta page. To be called with
+    /// the tail's latch held. Extents grow with the generation, so that the meta page names few.
+    pub fn add_log_extent(&self, generation: L0Id, tail: u16, least: u32) -> Result<LogExtent> {
+        let mut ledger = self.shared.ledger.lock();
+        self.shared.reap(&mut ledger, self.host.lagging());
+        let held: u32 =
+            ledger.manifest.log_extents.iter().filter(|l| l.generation == generation).map(|l| l.extent.pages).sum();
+        let pages = (held / 8).clamp(least.max(8), 2048);
+        let mut extent = scope::with(|| ledger.free.take(pages))?;
+        let mut next = ledger.manifest.clone();
+        extent.seq = next.next_seq;
+        next.next_seq = ExtentSeq(extent.seq.0 + 1);
+        next.next_generation = next.next_generation.max(L0Id(generation.0 + 1));
+        let log = LogExtent { generation, tail, extent };
+        next.log_extents.push(log);
+        let made = self.host.extend(ledger.free.high());
+        let flip = Flip { reused: ledger.untold_reuse(&[extent]), ..Flip::default() };
+        match made.and_then(|()| self.write_meta(&mut ledger, next, &flip)) {
+            Ok(()) => Ok(log),
+            Err(failed) => {
+                scope::with(|| ledger.free.give(extent));
+                Err(failed)
+            }
+        }
+    }
+
+    /// Tells those who replay the flips that versions superseded before `oldest` will not be found any more by other ways than the
+    /// tree's (secondary indexes let go of them). To be called before they are gone.
+    pub fn tell_superseded(&self, oldest: Writer) -> Result<()> {
+        let newest = {
+            let view = self.pin();
+            let runs = view.runs.iter().map(|run| run.shape.max_writer);
+            let tables = view.memtables().filter_map(|m| m.table.max_writer());
+            runs.chain(tables).max()
+        };
+        let Some(newest) = newest else { return Ok(()) };
+        let superseded = Some(newest.min(Writer(oldest.0.saturating_sub(1))));
+        let mut ledger = self.shared.ledger.lock();
+        let next = ledger.manifest.clone();
+        self.write_meta(&mut ledger, next, &Flip { superseded, ..Flip::default() })
+    }
+
+    /// Gives the free pages at the end of the page store back; returns how many. The caller sees to it that nobody else
+    /// uses the table meanwhile.
+    pub fn give_back_tail(&self) -> Result<u32> {
+        let mut ledger = self.shared.ledger.lock();
+        self.shared.reap(&mut ledger, self.host.lagging());
+        let before = scope::with(|| ledger.free.clone());
+        let high = ledger.free.trim();
+        if high == before.high() {
+            return Ok(0);
+        }
+        // First nothing is said to be there any more, then it goes.
+        let next = ledger.manifest.clone();
+        if let Err(failed) = self.write_meta(&mut ledger, next, &Flip::default()) {
+            scope::with(|| ledger.free = before);
+            return Err(failed);
+        }
+        self.host.shrink(high)?;
+        Ok(before.high() - high)
+    }
+
+    /// A copy of the manifest as it stands.
+    pub fn manifest(&self) -> Manifest {
+        self.shared.ledger.lock().manifest.clone()
+    }
+}
+
+/// What a change of the runs gives up: the extents of these runs, or the log of generations up to one.
+pub(super) fn limbo_of_runs(manifest: &Manifest, gone: impl Fn(RunId) -> bool) -> Vec<Limbo> {
+    let runs = manifest.runs.iter().filter(|r| gone(r.id));
+    runs.flat_map(|r| r.extents.iter().map(|e| Limbo { extent: *e, owner: Owner::Run(r.id) })).collect()
+}
+
+pub(super) fn limbo_of_log(manifest: &Manifest, upto: L0Id) -> Vec<Limbo> {
+    let logs = manifest.log_extents.iter().filter(|l| l.generation <= upto);
+    logs.map(|l| Limbo { extent: l.extent, owner: Owner::Log(l.generation) }).collect()
+}
+
+/// Pages being built for a run: taken from the free space piece by piece, given back when the construction is dropped
+/// before it was committed.
+pub(super) struct Building<'t, 'a, H: Host> {
+    tree: &'t Tree<'a, H>,
+    taken: Vec<Extent>,
+    /// Place in `taken` of the extent that is being filled, and pages used in it.
+    filling: usize,
+    used: u32,
+    batch: Vec<PageBuf>,
+    pub written: u64,
+    committed: bool,
+}
+
+/// Pages handed to the host at once.
+const BATCH: usize = 32;
+/// Most pages taken at once.
+const MOST_TAKEN: u32 = 4096;
+
+impl<'t, 'a, H: Host> Building<'t, 'a, H> {
+    pub fn new(tree: &'t Tree<'a, H>, estimate: u64) -> Result<Self> {
+        let pages = u32::try_from(estimate).unwrap_or(u32::MAX).clamp(8, MOST_TAKEN);
+        let taken = tree.take_extents(pages)?;
+        let batch = Vec::with_capacity(BATCH);
+        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, committed: false })
+    }
+
+    fn extent(&self) -> Result<Extent> {
+        self.taken.get(self.filling).copied().ok_or_else(|| crate::error::Error::structure("no extent to fill"))
+    }
+
+    fn flush_batch(&mut self) -> Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let extent = self.extent()?;
+        let start = crate::types::PageNo(extent.start.0 + self.used - self.batch.len() as u32);
+        self.tree.host.write_pages(start, &mut self.batch)?;
+        self.written += self.batch.len() as u64;
+        self.batch.clear();
+        Ok(())
+    }
+
+    /// The extent is full: on to the next.
+    fn next_extent(&mut self) -> Result<()> {
+        self.flush_batch()?;
+        self.filling += 1;
+        self.used = 0;
+        if self.filling == self.taken.len() {
+            let sofar: u32 = self.taken.iter().map(|e| e.pages).sum();
+            let more = self.tree.take_extents((sofar / 2).clamp(32, MOST_TAKEN))?;
+            self.taken.extend(more);
+        }
+        Ok(())
+    }
+
+    /// Writes what is left and tells the extents that were used and those pieces that were not.
+    pub fn finish(&mut self) -> Result<(Vec<Extent>, Vec<Extent>)> {
+        self.flush_batch()?;
+        let (mut used, mut unused) = (Vec::new(), Vec::new());
+        for (at, extent) in self.taken.iter().enumerate() {
+            let keep = match at.cmp(&self.filling) {
+                std::cmp::Ordering::Less => extent.pages,
+                std::cmp::Ordering::Equal => self.used,
+                std::cmp::Ordering::Greater => 0,
+            };
+            let start = crate::types::PageNo(extent.start.0 + keep);
+            if keep > 0 {
+                used.push(Extent { pages: keep, ..*extent });
+            }
+            if keep < extent.pages {
+                unused.push(Extent { start, pages: extent.pages - keep, ..*extent });
+            }
+        }
+        Ok((used, unused))
+    }
+
+    /// Everything that was taken.
+    pub fn taken(&self) -> &[Extent] {
+        &self.taken
+    }
+
+    /// The manifest names it now.
+    pub fn committed(&mut self) {
+        self.committed = true;
+    }
+}
+
+impl<H: Host> Drop for Building<'_, '_, H> {
+    fn drop(&mut self) {
+        if !self.committed {
+            if on(AbandonedLeaks) {
+                return;
+            }
+            self.tree.give_extents(&self.taken);
+        }
+    }
+}
+
+impl<H: Host> crate::run::PageSink for &mut Building<'_, '_, H> {
+    fn seq_of_next(&self) -> ExtentSeq {
+        self.taken.get(self.filling).map_or(ExtentSeq(0), |e| e.seq)
+    }
+
+    fn put(&mut self, page: &mut PageBuf) -> Result<()> {
+        debug_assert_eq!(page.seq(), self.seq_of_next());
+        self.batch.push(page.clone());
+        self.used += 1;
+        if self.used == self.extent()?.pages {
+            self.next_extent()
+        } else if self.batch.len() == BATCH {
+            self.flush_batch()
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl<H: Host> Shared<H> {
+    /// Free and total pages, and pages that wait for readers.
+    pub fn space(&self) -> (u64, u64, u64) {
+        let ledger = self.ledger.lock();
+        let held = ledger.held.iter().map(|held| held.extent);
+        let limbo = ledger.limbo.iter().map(|l| l.extent).chain(held).map(|extent| u64::from(extent.pages)).sum();
+        (ledger.free.pages(), u64::from(ledger.free.high()), limbo)
+    }
+}

@@ -1,0 +1,149 @@
+//! The tree: everything that the engine does with a table, over whatever [`crate::host::Host`] holds its bytes.
+//!
+//! | module | what |
+//! |---|---|
+//! | `shared` | the state that all processes see, a cache of the pages |
+//! | `version` | superversions and their pins |
+//! | `write`, `read`, `scan` | what statements do |
+//! | `flush`, `compact`, `indexing` | what happens in the background |
+//! | `retention`, `pick` | their decisions, pure |
+//! | `sources`, `guide` | the two ways of a scan |
+//! | `ledger` | extents and flips: how the manifest changes |
+//! | `value_log`, `value_write`, `value_space` | large bodies: reading, writing, what becomes of their extents |
+//! | `load` | from pages to shared state |
+//! | `follow` | keeping up with pages that a standby's replay changes |
+
+mod compact;
+mod flush;
+mod follow;
+mod guide;
+mod indexing;
+mod latched;
+mod ledger;
+mod load;
+#[cfg(test)]
+mod model;
+mod pick;
+mod read;
+mod retention;
+mod scan;
+mod shared;
+mod sources;
+mod value_log;
+mod value_space;
+#[cfg(test)]
+mod value_tests;
+mod value_write;
+mod version;
+mod write;
+
+pub use follow::{Holder, Next};
+pub use scan::Cursor;
+pub use shared::{Counters, Shared};
+pub use value_log::{LargeValue, MAX_VALUE};
+pub use version::{unpin_by_force, SuperVersion};
+
+use crate::host::Host;
+use crate::manifest::RunDesc;
+use crate::memtable::NodeRef;
+use crate::mutation::Pause;
+use crate::types::{Fate, Flags, L0Id, RowId, Writer};
+
+/// A process's handle on a table: cheap to make, one for each use.
+pub struct Tree<'a, H: Host> {
+    shared: &'a Shared<H>,
+    pub host: H,
+}
+
+impl<'a, H: Host> Tree<'a, H> {
+    pub fn new(shared: &'a Shared<H>, host: H) -> Tree<'a, H> {
+        Tree { shared, host }
+    }
+
+    pub fn shared(&self) -> &'a Shared<H> {
+        self.shared
+    }
+
+    /// Here others may come in between; nothing is latched. Does nothing but in tests.
+    #[inline(always)]
+    fn pause(&self, _at: Pause) {
+        #[cfg(test)]
+        self.host.paused(self, _at);
+    }
+}
+
+/// What is known of a version's writer where the version stands.
+pub struct Hint<'a> {
+    node: Option<NodeRef<'a>>,
+    settled: bool,
+}
+
+impl<'a> Hint<'a> {
+    fn of_node(node: &NodeRef<'a>) -> Hint<'a> {
+        Hint { node: Some(*node), settled: false }
+    }
+
+    fn of_run(run: &RunDesc) -> Hint<'static> {
+        Hint { node: None, settled: run.settled }
+    }
+
+    /// `Committed` or `Aborted`, if somebody noted it before; `Committed` in a settled run.
+    pub fn get(&self) -> Option<Fate> {
+        match &self.node {
+            Some(node) => node.get_fate(),
+            None => self.settled.then_some(Fate::Committed),
+        }
+    }
+
+    /// Notes `Committed` or `Aborted` for those who come later.
+    pub fn set(&self, fate: Fate) {
+        if let Some(node) = &self.node {
+            node.set_fate(fate);
+        }
+    }
+}
+
+/// What a look-up saw, for [`Tree::append`] to check that nothing came in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observed {
+    version: u64,
+    flushed: L0Id,
+    /// The newest version of the key, whoever wrote it.
+    pub newest: Option<RowId>,
+}
+
+/// How a look-up ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// A version was taken and is in the caller's buffer (it may be a tombstone).
+    pub taken: bool,
+    pub observed: Observed,
+}
+
+/// A row version to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRow<'a> {
+    pub key: &'a [u8],
+    pub body: &'a [u8],
+    pub writer: Writer,
+    pub command: u32,
+    pub flags: Flags,
+    pub incarnation: u16,
+    /// `None`: write whatever stands there. `Some`: only if the key is as it was seen.
+    pub expect: Option<Observed>,
+}
+
+/// What became of an append: `written` rows, in order, with consecutive row ids from `first`. Fewer than were given: there
+/// were many (go on with the next), or the next one's key is not as it was observed any more (look again).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    pub written: usize,
+    pub first: RowId,
+}
+
+/// Which way a scan goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Forward,
+    Backward,
+}

@@ -1,0 +1,157 @@
+//! The model's host: pages and logs in memory, faults on demand, and something else done whenever the engine pauses.
+
+use super::steps;
+use super::world::World;
+use crate::error::{Error, Result};
+use crate::host::{Budgets, Flip, Horizon, Host};
+use crate::manifest::Manifest;
+use crate::mutation::Pause;
+use crate::page::PageBuf;
+use crate::tree::Tree;
+use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, Writer};
+use loosekv_shm::latch::ThreadLatch;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::rc::Rc;
+
+#[derive(Clone)]
+pub(in crate::tree) struct TestHost {
+    pub world: Rc<RefCell<World>>,
+    pub budgets: Rc<Budgets>,
+}
+
+pub(in crate::tree) struct Owned<T: ?Sized>(Box<T>);
+
+impl<T: ?Sized> Deref for Owned<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// As things stood when it was made.
+pub(in crate::tree) struct TestHorizon {
+    fates: BTreeMap<u64, Fate>,
+    oldest: u64,
+}
+
+impl Horizon for TestHorizon {
+    fn fate(&mut self, head: &Head) -> Fate {
+        match self.fates.get(&head.writer.0) {
+            Some(Fate::Committed) if head.writer.0 < self.oldest => Fate::VisibleToAll,
+            Some(fate) => *fate,
+            None => Fate::Aborted,
+        }
+    }
+    fn oldest(&self) -> Writer {
+        Writer(self.oldest)
+    }
+}
+
+impl Host for TestHost {
+    type Latch = ThreadLatch;
+    type Page = Owned<PageBuf>;
+    type LogRow = Owned<[u8]>;
+    type LogState = ();
+    type Horizon = TestHorizon;
+    const NAME_PENDING: bool = true;
+
+    fn read_page(&self, page: PageNo) -> Result<Owned<PageBuf>> {
+        let mut world = self.world.borrow_mut();
+        world.fault("read")?;
+        world.page(page).map(|p| Owned(Box::new(p)))
+    }
+    fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
+        let mut world = self.world.borrow_mut();
+        if std::mem::take(&mut world.no_room) {
+            return Err(Error::NoSpace("as the test wants it".into()));
+        }
+        let failed = world.fault("write");
+        // A write that fails has perhaps been done in part.
+        let done = if failed.is_err() { pages.len() / 2 } else { pages.len() };
+        for (at, page) in pages.iter().enumerate().take(done) {
+            world.disk.pages[start.0 as usize + at] = page.clone();
+        }
+        failed
+    }
+    fn extend(&self, pages: u32) -> Result<()> {
+        let mut world = self.world.borrow_mut();
+        world.fault("extend")?;
+        let len = world.disk.pages.len().max(pages as usize);
+        world.disk.pages.resize(len, PageBuf::ZERO);
+        Ok(())
+    }
+    fn shrink(&self, _pages: u32) -> Result<()> {
+        Ok(())
+    }
+    fn flip(&self, meta: &mut PageBuf, _flip: &Flip) -> Result<()> {
+        let mut world = self.world.borrow_mut();
+        world.fault("flip")?;
+        world.disk.meta = Some(meta.clone());
+        Ok(())
+    }
+    fn read_meta(&self) -> Result<Option<PageBuf>> {
+        Ok(self.world.borrow().disk.meta.clone())
+    }
+    fn append(
+        &self,
+        _tree: &Tree<'_, Self>,
+        generation: L0Id,
+        records: &[&[u8]],
+        link: &mut dyn FnMut(usize, LogAddr),
+    ) -> Result<()> {
+        self.world.borrow_mut().fault("append")?;
+        for (at, record) in records.iter().enumerate() {
+            let addr = self.world.borrow_mut().log(generation, record);
+            link(at, addr);
+        }
+        Ok(())
+    }
+    fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<Owned<[u8]>> {
+        let world = self.world.borrow();
+        let log = world.disk.logs.get(&generation).ok_or_else(|| Error::structure("log is gone"))?;
+        let record = &log[addr.0 as usize..];
+        let length = crate::row::record_len(record).ok_or_else(|| Error::structure("no record"))?;
+        Ok(Owned(record[..length].into()))
+    }
+    fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {
+        let logs = self.world.borrow().disk.logs.clone();
+        for (generation, log) in logs.range(L0Id(manifest.flushed.0 + 1)..) {
+            let mut at = 0;
+            while at < log.len() {
+                let (_, len) = crate::row::decode_record(&log[at..])?;
+                show(*generation, LogAddr(at as u64), &log[at..at + len])?;
+                at += len;
+            }
+        }
+        Ok(())
+    }
+    fn forget_log(&self, upto: L0Id) -> Result<()> {
+        // A pinned superversion may still read it: it goes with the next crash.
+        let mut world = self.world.borrow_mut();
+        world.disk.forgotten = world.disk.forgotten.max(upto);
+        Ok(())
+    }
+    fn horizon(&self) -> TestHorizon {
+        let world = self.world.borrow();
+        TestHorizon { fates: world.fates.clone(), oldest: world.oldest() }
+    }
+    fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+    fn make_room(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        if self.world.borrow().flushing {
+            return Ok(());
+        }
+        steps::flush(tree).map(|_| ())
+    }
+    fn merging(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        self.world.borrow_mut().fault("merging")?;
+        steps::in_between(tree, Pause::Rebuilding);
+        Ok(())
+    }
+    fn paused(&self, tree: &Tree<'_, Self>, at: Pause) {
+        steps::in_between(tree, at);
+    }
+}

@@ -1,0 +1,343 @@
+//! What the model does to the tree: each step checks the answers that it gets. Steps may come in between other steps, at
+//! the engine's pauses.
+
+use super::check;
+use super::host::TestHost;
+use super::world::{Snapshot, World, Written};
+use crate::error::{Error, Result};
+use crate::mutation::Pause;
+use crate::tree::{Direction, Hint, NewRow, Observed, Tree};
+use crate::types::{Flags, Head, RowBuf, Verdict, Writer};
+use std::cell::RefMut;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+type T<'a> = Tree<'a, TestHost>;
+
+pub(super) fn world<'t>(tree: &'t T<'_>) -> RefMut<'t, World> {
+    tree.host.world.borrow_mut()
+}
+
+/// Errors that were injected are to be expected, others not.
+pub(super) fn tolerate<R>(tree: &T<'_>, what: &str, result: Result<R>) -> Option<R> {
+    match result {
+        Ok(done) => Some(done),
+        Err(Error::Io { .. }) if world(tree).faults.met > 0 => None,
+        Err(wrong) => panic!("{what}: {wrong}"),
+    }
+}
+
+/// The engine pauses: perhaps the power fails here, or somebody else does something.
+pub(super) fn in_between(tree: &T<'_>, at: Pause) {
+    let (dies, acts) = {
+        let mut world = world(tree);
+        // Readers pause much more often than whoever flushes and merges.
+        let weight = if matches!(at, Pause::Pinned | Pause::MemtablesRead | Pause::IndexRead) { 1 } else { 8 };
+        let (mortal, restless, deep) = (world.mortal * (weight / 4), world.restless * weight, world.depth >= 2);
+        (world.random.chance(mortal), !deep && world.random.chance(restless))
+    };
+    if dies {
+        check::power_failure(tree, at);
+    }
+    if !acts {
+        return;
+    }
+    world(tree).depth += 1;
+    world(tree).acts += 1;
+    for _ in 0..1 + world_below(tree, 3) {
+        match world_below(tree, 12) {
+            0..=3 => write(tree),
+            4 => world(tree).end_writer(),
+            5 => get(tree),
+            6 => drop(tolerate(tree, "rotate", tree.rotate())),
+            7 | 8 => drop(tolerate(tree, "flush", flush(tree))),
+            9 => merge(tree),
+            10 => scan(tree),
+            _ => rows(tree),
+        }
+    }
+    world(tree).depth -= 1;
+}
+
+fn world_below(tree: &T<'_>, limit: u64) -> u64 {
+    world(tree).random.below(limit)
+}
+
+/// One flush at a time.
+pub(super) fn flush(tree: &T<'_>) -> Result<bool> {
+    if std::mem::replace(&mut world(tree).flushing, true) {
+        return Ok(false);
+    }
+    let result = tree.flush_one();
+    world(tree).flushing = false;
+    result
+}
+
+/// One piece of maintenance at a time.
+fn maintain<R>(tree: &T<'_>, what: &str, work: impl FnOnce() -> Result<R>) -> Option<R> {
+    if std::mem::replace(&mut world(tree).merging, true) {
+        return None;
+    }
+    let result = work();
+    world(tree).merging = false;
+    tolerate(tree, what, result)
+}
+
+pub(super) fn merge(tree: &T<'_>) {
+    let force = world(tree).random.chance(25);
+    maintain(tree, "merge", || tree.compact_one(force));
+}
+
+pub(super) fn settle(tree: &T<'_>) {
+    maintain(tree, "settle", || tree.settle_one());
+}
+
+/// False: there is nothing more to index, or no room.
+pub(super) fn rebuild(tree: &T<'_>) -> bool {
+    maintain(tree, "rebuild", || tree.rebuild_index()) == Some(true)
+}
+
+pub(super) fn sweep(tree: &T<'_>, cursor: &mut crate::key_index::SweepCursor) {
+    maintain(tree, "sweep", || Ok(tree.sweep_tombstones(cursor)));
+}
+
+/// What is known of a key, to be appended to.
+fn observe(tree: &T<'_>, key: &[u8]) -> Option<Observed> {
+    let found = tree.find(key, |_, _| Verdict::Skip, &mut RowBuf::default());
+    tolerate(tree, "find", found).map(|found| found.observed)
+}
+
+/// One row version by a running writer, unless another running writer holds the key.
+pub(super) fn write(tree: &T<'_>) {
+    if world(tree).appending {
+        return;
+    }
+    let key = world(tree).key();
+    let Some(mine) = world(tree).writer_for(&key) else { return };
+    let (rows_before, acts) = (tree.next_row_id(), world(tree).acts);
+    let Some(expect) = observe(tree, &key) else { return };
+    if world(tree).random.chance(20) {
+        in_between(tree, Pause::FlushWritten);
+    }
+    if !world(tree).may_write(mine, &key) {
+        return;
+    }
+    let newest = world(tree).history.get(&key).and_then(|v| v.last()).map(|v| v.row);
+    let overtaken = newest.filter(|row| *row >= rows_before && expect.newest != Some(*row));
+    let undisturbed = world(tree).acts == acts;
+    let (tombstone, speculative) = {
+        let mut world = world(tree);
+        let now = world.snapshot();
+        let gone = world
+            .history
+            .get(&key)
+            .is_none_or(|v| v.iter().all(|v| world.fate(Writer(v.writer)) != crate::types::Fate::InProgress))
+            && world.expected(&key, &now).is_none();
+        let speculative = gone && world.random.chance(15);
+        (!speculative && world.random.chance(25), speculative)
+    };
+    let body = if tombstone { Vec::new() } else { world(tree).body() };
+    let flags = match (tombstone, speculative) {
+        (true, _) => Flags::TOMBSTONE,
+        (_, true) => Flags::SPECULATIVE,
+        _ => Flags::default(),
+    };
+    let row = Row { key: key.clone(), body, writer: mine, flags };
+    match append(tree, &[row], Some(&[expect])) {
+        None => {}
+        Some(0) => assert!(!undisturbed, "nobody came in between"),
+        Some(_) => {
+            assert!(
+                overtaken.is_none(),
+                "appended to {key:?} over row {overtaken:?}, which was not observed: {expect:?}"
+            );
+            if speculative {
+                decide_speculation(tree, key, mine);
+            }
+        }
+    }
+}
+
+/// A speculative insertion is confirmed, or taken back.
+fn decide_speculation(tree: &T<'_>, key: Vec<u8>, writer: u64) {
+    if !world(tree).random.chance(60) {
+        let row = world(tree).history[&key].last().unwrap().row;
+        return tree.confirm(row);
+    }
+    let Some(expect) = observe(tree, &key) else { return };
+    if world(tree).may_write(writer, &key) {
+        let flags = Flags::TOMBSTONE.with(Flags::KILLED);
+        append(tree, &[Row { key, body: Vec::new(), writer, flags }], Some(&[expect]));
+    }
+}
+
+pub(super) struct Row {
+    key: Vec<u8>,
+    body: Vec<u8>,
+    writer: u64,
+    flags: Flags,
+}
+
+/// Appends, and notes what was written. `None`: it failed, and nothing was.
+fn append(tree: &T<'_>, rows: &[Row], expect: Option<&[Observed]>) -> Option<usize> {
+    let commands: Vec<u32> = rows.iter().map(|r| world(tree).next_command(r.writer)).collect();
+    let new: Vec<NewRow<'_>> = rows
+        .iter()
+        .enumerate()
+        .map(|(at, row)| NewRow {
+            key: &row.key,
+            body: &row.body,
+            writer: Writer(row.writer),
+            command: commands[at],
+            flags: row.flags,
+            incarnation: 0,
+            expect: expect.map(|e| e[at]),
+        })
+        .collect();
+    world(tree).appending = true;
+    let appended = tree.append(&new);
+    world(tree).appending = false;
+    let appended = tolerate(tree, "append", appended)?;
+    let mut world = world(tree);
+    for (at, row) in rows.iter().enumerate().take(appended.written) {
+        let written = Written {
+            row: crate::types::RowId(appended.first.0 + at as u64),
+            writer: row.writer,
+            command: commands[at],
+            tombstone: row.flags.is_tombstone(),
+            body: row.body.clone(),
+        };
+        world.history.entry(row.key.clone()).or_default().push(written);
+    }
+    Some(appended.written)
+}
+
+/// Many rows at once, some of them of one key, with expectations or without.
+pub(super) fn batch(tree: &T<'_>) {
+    let (count, expecting) = (2 + world_below(tree, 80), world(tree).random.chance(50));
+    let mut taken = BTreeMap::<Vec<u8>, u64>::new();
+    let (mut rows, mut expect) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let key = world(tree).key();
+        let writer = match taken.get(&key) {
+            Some(writer) => *writer,
+            None => match world(tree).writer_for(&key) {
+                Some(writer) => writer,
+                None => continue,
+            },
+        };
+        taken.insert(key.clone(), writer);
+        let tombstone = world(tree).random.chance(20);
+        let body = if tombstone { Vec::new() } else { world(tree).body() };
+        let flags = if tombstone { Flags::TOMBSTONE } else { Flags::default() };
+        rows.push(Row { key, body, writer, flags });
+    }
+    if expecting {
+        for row in &rows {
+            let Some(observed) = observe(tree, &row.key) else { return };
+            expect.push(observed);
+        }
+    }
+    if rows.iter().any(|r| !world(tree).may_write(r.writer, &r.key)) {
+        return;
+    }
+    let Some(written) = append(tree, &rows, expecting.then_some(&expect)) else { return };
+    if !expecting {
+        assert_eq!(written, rows.len(), "rows without expectations are one unit");
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    assert!(!expecting || rows.iter().take(written).all(|r| seen.insert(r.key.clone())), "a key twice");
+}
+
+pub(super) fn get(tree: &T<'_>) {
+    let key = world(tree).key();
+    let (hold, snapshot) = world(tree).hold_any();
+    check_get(tree, &key, &snapshot);
+    world(tree).snapshots.remove(&hold);
+}
+
+/// The snapshot is held.
+pub(super) fn check_get(tree: &T<'_>, key: &[u8], snapshot: &Snapshot) {
+    let mut out = RowBuf::default();
+    let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
+    let found = tree.find(key, choose, &mut out);
+    let Some(found) = tolerate(tree, "find", found) else { return };
+    let got = (found.taken && !out.head.flags.is_tombstone()).then_some(out.body);
+    let expected = world(tree).expected(key, snapshot);
+    assert!(got == expected, "by {snapshot:?}: {found:?}\n{}", check::story(tree, key));
+}
+
+pub(super) fn bounds(world: &mut World) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let mut bound = || match world.random.below(3) {
+        0 => Bound::Unbounded,
+        1 => Bound::Included(()),
+        _ => Bound::Excluded(()),
+    };
+    let (lower, upper) = (bound(), bound());
+    (lower.map(|()| world.key()), upper.map(|()| world.key()))
+}
+
+pub(super) fn direction(world: &mut World) -> Direction {
+    match world.random.chance(50) {
+        true => Direction::Forward,
+        false => Direction::Backward,
+    }
+}
+
+pub(super) fn scan(tree: &T<'_>) {
+    let (hold, snapshot) = world(tree).hold_any();
+    let (lower, upper) = bounds(&mut world(tree));
+    let direction = direction(&mut world(tree));
+    check_scan(tree, &lower, &upper, direction, &snapshot);
+    world(tree).snapshots.remove(&hold);
+}
+
+pub(super) fn check_scan(
+    tree: &T<'_>,
+    lower: &Bound<Vec<u8>>,
+    upper: &Bound<Vec<u8>>,
+    direction: Direction,
+    snapshot: &Snapshot,
+) {
+    let (lower, upper) = (crate::tree::scan::bound(lower), crate::tree::scan::bound(upper));
+    let mut expected = world(tree).expected_range(lower, upper, snapshot);
+    if direction == Direction::Backward {
+        expected.reverse();
+    }
+    let mut cursor = tree.scan(lower, upper, direction).unwrap();
+    let (mut got, mut out) = (Vec::new(), RowBuf::default());
+    let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
+    loop {
+        let next = cursor.next(tree, choose, &mut out);
+        let Some(next) = tolerate(tree, "scan", next) else { return };
+        if !next {
+            break;
+        }
+        got.push((out.key.clone(), out.body.clone()));
+    }
+    if let Some(at) = (0..got.len().max(expected.len())).find(|at| got.get(*at) != expected.get(*at)) {
+        let key = |rows: &[(Vec<u8>, Vec<u8>)]| rows.get(at).map(|r| r.0.clone()).unwrap_or_default();
+        let (got, wanted) = (check::story(tree, &key(&got)), check::story(tree, &key(&expected)));
+        panic!("{direction:?} scan by {snapshot:?}, row {at}, {lower:?} to {upper:?}: got {got}\nwanted {wanted}");
+    }
+}
+
+/// Row ids lead to their versions as long as somebody may see them, and never to another.
+pub(super) fn rows(tree: &T<'_>) {
+    let live = world(tree).live();
+    let mut out = RowBuf::default();
+    for (key, written) in live {
+        let Some(found) = tolerate(tree, "find row", tree.find_row(written.row, &mut out)) else { continue };
+        assert!(found, "row {} is lost\n{}", written.row, check::story(tree, &key));
+        assert_eq!((&out.key, &out.body, out.head.row_id), (&key, &written.body, written.row));
+        assert_eq!((out.head.writer.0, out.head.command), (written.writer, written.command));
+    }
+    // Of others it says nothing, or the truth.
+    let key = world(tree).key();
+    let versions = world(tree).history.get(&key).cloned().unwrap_or_default();
+    for written in versions {
+        if tolerate(tree, "find row", tree.find_row(written.row, &mut out)) == Some(true) {
+            assert_eq!((&out.key, &out.body), (&key, &written.body));
+        }
+    }
+}

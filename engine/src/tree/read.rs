@@ -1,0 +1,259 @@
+//! Point reads: by key and by row id.
+//!
+//! ```text
+//! pin superversion -> memtables, newest first -> key index -> run map -> the one run -> fence -> page
+//!                                                   | absent: nothing on disk, or the runs that are not indexed
+//!                     the reader is older than what was found: on to older runs, by their filters
+//! ```
+//!
+//! Keeps I4, I7 (superversion first, index second), I15 (a guided miss is corruption).
+
+use crate::error::{Error, Result};
+use crate::filter::key_hash;
+use crate::host::Host;
+use crate::key_index::IndexEntry;
+use crate::manifest::RunDesc;
+use crate::memtable::NodeRef;
+use crate::mutation::{on, Mutation::*, Pause};
+use crate::row::decode_record;
+use crate::run::{PageSource, Run, Scratch};
+use crate::tree::version::{Generation, Pinned, SuperVersion};
+use crate::tree::{Found, Hint, Observed, Tree};
+use crate::types::{Head, L0Id, PageNo, RowBuf, RowId, Verdict};
+use std::cell::RefCell;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// A host as a source of run pages.
+pub(super) struct Pages<'h, H>(pub &'h H);
+
+impl<H: Host> PageSource for Pages<'_, H> {
+    type Page = H::Page;
+
+    fn page(&self, no: PageNo) -> Result<H::Page> {
+        debug_assert!(!loosekv_shm::epoch::pinned(), "page access while an epoch is pinned");
+        self.0.read_page(no)
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+}
+
+/// Where a search among the runs begins.
+struct Start {
+    at: usize,
+    /// The run there holds the key, says the index.
+    certain: bool,
+}
+
+impl<H: Host> Tree<'_, H> {
+    pub(super) fn pin(&self) -> Pinned<H> {
+        self.shared.current.pin::<H>()
+    }
+
+    /// Shows the versions of `key`, newest first, to `choose` until it takes one; that one is copied to `out`.
+    pub fn find(&self, key: &[u8], choose: impl FnMut(&Head, &Hint<'_>) -> Verdict, out: &mut RowBuf) -> Result<Found> {
+        let read_first = on(I7IndexFirst).then(|| self.shared.index.get(key));
+        if read_first.is_some() {
+            self.pause(Pause::IndexRead);
+        }
+        let view = self.pin();
+        self.pause(Pause::Pinned);
+        let found = self.find_with(&view, key, read_first, choose, out)?;
+        if found.taken {
+            self.resolve(out)?;
+        }
+        Ok(found)
+    }
+
+    /// As [`Tree::find`], but leaves a large body in the value log, as its pointer.
+    pub(super) fn find_in(
+        &self,
+        view: &SuperVersion,
+        key: &[u8],
+        choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<Found> {
+        self.find_with(view, key, None, choose, out)
+    }
+
+    fn find_with(
+        &self,
+        view: &SuperVersion,
+        key: &[u8],
+        read_first: Option<Option<IndexEntry>>,
+        mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<Found> {
+        self.shared.counters.gets.fetch_add(1, Relaxed);
+        let mut newest = None;
+        for generation in view.memtables() {
+            for node in generation.table.versions(key) {
+                let head = node.head();
+                newest.get_or_insert(head.row_id);
+                if choose(&head, &Hint::of_node(&node)) == Verdict::Take {
+                    self.copy_logged(generation, &node, out)?;
+                    return Ok(Found::new(true, view, newest));
+                }
+            }
+        }
+        self.pause(Pause::MemtablesRead);
+        let entry = read_first.unwrap_or_else(|| self.shared.index.get(key));
+        self.pause(Pause::IndexRead);
+        let taken = match self.start_of(view, entry)? {
+            Some(start) => self.search_runs(view, start, key, &mut newest, &mut choose, out)?,
+            None => false,
+        };
+        Ok(Found::new(taken, view, newest))
+    }
+
+    /// The versions of `key` in all the runs, for a reader that is older than what the index names.
+    pub(super) fn find_older(
+        &self,
+        view: &SuperVersion,
+        key: &[u8],
+        choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<bool> {
+        self.search_runs(view, Start { at: 0, certain: false }, key, &mut None, choose, out)
+    }
+
+    fn search_runs(
+        &self,
+        view: &SuperVersion,
+        start: Start,
+        key: &[u8],
+        newest: &mut Option<RowId>,
+        choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<bool> {
+        let pages = Pages(&self.host);
+        let mut hash = None;
+        SCRATCH.with_borrow_mut(|scratch| {
+            for (at, desc) in view.runs.iter().enumerate().skip(start.at) {
+                let certain = start.certain && at == start.at;
+                let run = Run::new(&desc.shape, &desc.extents);
+                if !certain {
+                    self.shared.counters.filter_probes.fetch_add(1, Relaxed);
+                    if !run.may_contain(&pages, *hash.get_or_insert_with(|| key_hash(key)))? {
+                        continue;
+                    }
+                    self.shared.counters.filter_hits.fetch_add(1, Relaxed);
+                }
+                self.shared.counters.runs_looked_into.fetch_add(1, Relaxed);
+                let mut shown = false;
+                let hint = Hint::of_run(desc);
+                let taken = run.get(&pages, key, scratch, |row| {
+                    shown = true;
+                    newest.get_or_insert(row.head.row_id);
+                    let verdict = choose(&row.head, &hint);
+                    if verdict == Verdict::Take {
+                        out.set(&row);
+                    }
+                    verdict
+                })?;
+                if taken {
+                    return Ok(true);
+                }
+                if certain && !shown && self.shared.is_exact(view) {
+                    return Err(guided_miss(key, desc));
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    /// Where in the runs (newest first) to begin to look for a key whose index entry, read after the superversion was
+    /// pinned, is this one; `None`: nowhere.
+    fn start_of(&self, view: &SuperVersion, entry: Option<IndexEntry>) -> Result<Option<Start>> {
+        let at = self.shared.first_unindexed(view);
+        // An entry of a run that the index does not cover may be out of date.
+        let covered = |l0| view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0) || on(UncoveredEntryTrusted);
+        let Some(entry) = entry.filter(|entry| covered(entry.l0)) else {
+            if on(I4IncompleteIndexTrusted) {
+                return Ok(None);
+            }
+            // A key may be absent for its tombstone was purged: that one has to be met before an older version is.
+            let purged = L0Id(if on(I5PurgesForgotten) { 0 } else { self.shared.purged.load(SeqCst) });
+            let at_purged = view.runs.partition_point(|r| r.first_l0 > purged);
+            return Ok((at < view.runs.len()).then_some(Start { at: at.min(at_purged), certain: false }));
+        };
+        if entry.l0 > view.flushed {
+            if on(I7NewerEntryIsNone) {
+                return Ok(None);
+            }
+            return Ok((!view.runs.is_empty()).then_some(Start { at: 0, certain: false }));
+        }
+        match view.run_of(entry.l0) {
+            Some(at) => Ok(Some(Start { at, certain: true })),
+            None => Err(Error::structure(format!("the key index names run {} which does not exist", entry.l0))),
+        }
+    }
+
+    /// The row version with this row id, visible or not. False: there is none (any more).
+    pub fn find_row(&self, row: RowId, out: &mut RowBuf) -> Result<bool> {
+        let view = self.pin();
+        let found = self.find_row_in(&view, row, out)?;
+        if found {
+            self.resolve(out)?;
+        }
+        Ok(found)
+    }
+
+    pub(super) fn find_row_in(&self, view: &SuperVersion, row: RowId, out: &mut RowBuf) -> Result<bool> {
+        for generation in view.memtables() {
+            if let Some(node) = generation.table.by_row(row) {
+                return self.copy_logged(generation, &node, out).map(|()| true);
+            }
+        }
+        let pages = Pages(&self.host);
+        SCRATCH.with_borrow_mut(|scratch| {
+            for desc in &view.runs {
+                if row < desc.shape.min_row || row > desc.shape.max_row {
+                    continue;
+                }
+                if Run::new(&desc.shape, &desc.extents).by_row(&pages, row, scratch, out)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    /// The hint of a version that is still in a memtable, for those who found out about its writer elsewhere.
+    pub fn with_node<R>(&self, row: RowId, see: impl FnOnce(&NodeRef<'_>) -> R) -> Option<R> {
+        let view = self.pin();
+        let found = view.memtables().find_map(|g| g.table.by_row(row).map(|node| (g, node)));
+        found.map(|(_, node)| see(&node))
+    }
+
+    /// Copies the row version of `node` from the row log.
+    pub(super) fn copy_logged(&self, generation: &Generation, node: &NodeRef<'_>, out: &mut RowBuf) -> Result<()> {
+        let id = generation.table.generation();
+        let record = self.host.log_row(id, node.addr())?;
+        let (row, _) = decode_record(&record)?;
+        let head = node.head();
+        if row.head.row_id != head.row_id || row.key != node.key() {
+            return Err(log_moved(id, node));
+        }
+        out.set(&row);
+        out.head = head;
+        Ok(())
+    }
+}
+
+impl Found {
+    fn new(taken: bool, view: &SuperVersion, newest: Option<RowId>) -> Found {
+        Found { taken, observed: Observed { version: view.number, flushed: view.flushed, newest } }
+    }
+}
+
+fn log_moved(id: L0Id, node: &NodeRef<'_>) -> Error {
+    let place = crate::error::Place::Log { generation: id.0, offset: node.addr().0 };
+    Error::Corrupt { place, what: format!("expected row {}, found another", node.head().row_id) }
+}
+
+#[cold]
+fn guided_miss(key: &[u8], desc: &RunDesc) -> Error {
+    Error::structure(format!("run {} does not hold key {key:02x?} that the key index finds there", desc.id))
+}

@@ -1,0 +1,314 @@
+//! A table's state in shared memory: a cache of its pages, to be rebuilt from them at any time (I19).
+//!
+//! Latches, in the order in which they may nest: `rotation`, key stripes, `ledger`, `versions`. The ledger's is held over
+//! a flip; the versions' only while a superversion is replaced.
+
+use crate::error::{Consumer, Error, Result};
+use crate::extent::FreeSpace;
+use crate::host::{Host, Lagging};
+use crate::key_index::KeyIndex;
+use crate::manifest::Manifest;
+use crate::memtable::Memtable;
+use crate::mutation::{on, Mutation::*};
+use crate::options::TreeOptions;
+use crate::tree::latched::Latched;
+use crate::tree::value_space::ValueSpace;
+use crate::tree::version::{Current, Generation, Retired, SuperVersion};
+use crate::types::{Extent, ExtentSeq, L0Id, RowId, RunId, Writer};
+use loosekv_shm::scope;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::Arc;
+
+/// Latches over the keys that are being written.
+pub const STRIPES: usize = 64;
+
+pub struct Shared<H: Host> {
+    pub options: TreeOptions,
+    pub storage_id: u64,
+    /// Appenders hold it shared, rotation exclusively.
+    pub rotation: H::Latch,
+    pub stripes: [H::Latch; STRIPES],
+    pub ledger: Latched<H::Latch, Ledger>,
+    pub versions: Latched<H::Latch, Versions>,
+    pub current: Current,
+    pub index: KeyIndex,
+    /// Runs that begin below this left the index, for superversions before number `evicted_at` (later ones know).
+    pub evicted_below: AtomicU64,
+    pub evicted_at: AtomicU64,
+    /// How often entries left the index to make room in it.
+    pub evictions: AtomicU64,
+    /// In a superversion before this one, an index entry may name a run that is newer than the one that holds the key:
+    /// runs that are one run by now were several then.
+    pub coarse_before: AtomicU64,
+    /// Newest L0 id of which a tombstone's index entry was purged.
+    pub purged: AtomicU64,
+    pub next_row: AtomicU64,
+    pub last_writer: AtomicU64,
+    pub counters: Counters,
+    /// The host's part of the row log.
+    pub log: H::LogState,
+}
+
+/// What is on disk, and what is free there.
+pub struct Ledger {
+    pub manifest: Manifest,
+    /// The manifest's body, as it was last written.
+    pub body: Vec<u8>,
+    pub free: FreeSpace,
+    /// Given up by a flip, but superversions that name them may still be pinned.
+    pub limbo: Vec<Limbo>,
+    /// Out of limbo, but readers elsewhere may need them.
+    pub held: Vec<Held>,
+    /// Version of the manifest when extents last came out of limbo, and the one up to which the reuse of extents has been
+    /// told to those who replay flips.
+    pub freed: u64,
+    pub reuse_told: u64,
+    pub values: ValueSpace,
+}
+
+/// An extent that waits for its last readers: the superversions that name its owner.
+#[derive(Clone, Copy, Debug)]
+pub struct Limbo {
+    pub extent: Extent,
+    pub owner: Owner,
+}
+
+/// An extent that waits for readers elsewhere whose snapshots do not see this writer.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    pub extent: Extent,
+    pub since: Writer,
+}
+
+/// Of the store, this part at the most waits for readers elsewhere: one of them must not make it grow for good.
+const MOST_HELD: u32 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Run(RunId),
+    Log(L0Id),
+    /// A value extent: rows of generations up to this one may point into it, and runs that say so.
+    Values(ExtentSeq, L0Id),
+}
+
+/// The superversions that are not current any more but may be pinned, oldest first.
+#[derive(Default)]
+pub struct Versions {
+    pub retired: Vec<Retired>,
+    pub next_generation: L0Id,
+}
+
+impl Drop for Versions {
+    /// Those that are pinned by nobody; there are no others when a table's state is given up in an orderly way.
+    fn drop(&mut self) {
+        scope::with(|| {
+            let retired = std::mem::take(&mut self.retired);
+            retired.into_iter().filter(|version| !version.is_pinned()).for_each(Retired::free);
+        });
+    }
+}
+
+/// What happened to the table since it was loaded.
+#[derive(Default, Debug)]
+pub struct Counters {
+    pub rows_written: AtomicU64,
+    pub bytes_written: AtomicU64,
+    pub rotations: AtomicU64,
+    pub flushes: AtomicU64,
+    pub flushed_pages: AtomicU64,
+    pub compactions: AtomicU64,
+    pub compacted_pages: AtomicU64,
+    pub stalls: AtomicU64,
+    pub gets: AtomicU64,
+    pub runs_looked_into: AtomicU64,
+    pub filter_probes: AtomicU64,
+    pub filter_hits: AtomicU64,
+    pub guided_scans: AtomicU64,
+    pub merged_scans: AtomicU64,
+    /// Pages of the value log written, by writers, flushes and merges.
+    pub value_pages: AtomicU64,
+    /// Values that merges moved out of extents of mostly garbage.
+    pub values_moved: AtomicU64,
+}
+
+impl<H: Host> Shared<H> {
+    /// Puts the parts together. To be called in the shared heap's scope.
+    pub fn assemble(
+        options: TreeOptions,
+        manifest: Manifest,
+        body: Vec<u8>,
+        free: FreeSpace,
+        first: SuperVersion,
+        next_row: RowId,
+        last_writer: Writer,
+    ) -> Shared<H> {
+        let next_generation = L0Id(first.active.table.generation().0 + 1);
+        // Free extents may have come out of limbo at any time before.
+        let freed = manifest.version.max(1);
+        Shared {
+            options,
+            storage_id: manifest.storage_id,
+            rotation: loosekv_shm::RawLatch::new(),
+            stripes: std::array::from_fn(|_| loosekv_shm::RawLatch::new()),
+            ledger: Latched::new(Ledger {
+                manifest,
+                body,
+                free,
+                limbo: Vec::new(),
+                held: Vec::new(),
+                freed,
+                reuse_told: 0,
+                values: ValueSpace::default(),
+            }),
+            versions: Latched::new(Versions { retired: Vec::new(), next_generation }),
+            current: Current::new(Box::new(first)),
+            index: KeyIndex::new(),
+            evicted_below: AtomicU64::new(0),
+            evicted_at: AtomicU64::new(0),
+            evictions: AtomicU64::new(0),
+            coarse_before: AtomicU64::new(0),
+            purged: AtomicU64::new(0),
+            next_row: AtomicU64::new(next_row.0),
+            last_writer: AtomicU64::new(last_writer.0),
+            counters: Counters::default(),
+            log: H::LogState::default(),
+        }
+    }
+
+    /// Makes sure that the next `install` finds memory.
+    pub fn reserve_install(&self) -> Result<()> {
+        loosekv_shm::reserve(&RESERVE).map_err(|_| self.full(Consumer::Versions))
+    }
+
+    /// Replaces the current superversion by what `edit` makes of it (I8: an edit of the current one, under the latch).
+    pub fn install(&self, edit: impl FnOnce(&SuperVersion) -> Result<SuperVersion>) -> Result<u64> {
+        self.reserve_install()?;
+        let mut versions = self.versions.lock();
+        scope::with(|| {
+            let current = self.current.pin::<H>();
+            let next = edit(&current)?;
+            debug_assert!(next.number == current.number + 1);
+            drop(current);
+            versions.retired.reserve(1);
+            let number = next.number;
+            let old = self.current.replace(Box::new(next));
+            versions.retired.push(old);
+            Ok(number)
+        })
+    }
+
+    /// Frees the superversions that nobody has pinned, and moves what only they named from limbo to the free space: now, or
+    /// when the readers elsewhere, too, are those of a later manifest.
+    pub fn reap(&self, ledger: &mut Ledger, lagging: Option<Lagging>) {
+        let mut unnamed = self.unnamed(ledger);
+        let most = ledger.free.high() / MOST_HELD;
+        let lagging = lagging.filter(|_| scope::with(|| ledger.held.try_reserve(unnamed.len())).is_ok());
+        match lagging {
+            Some(lagging) => {
+                ledger.held.extend(unnamed.drain(..).map(|extent| Held { extent, since: lagging.next }));
+                ledger.held.sort_unstable_by_key(|held| std::cmp::Reverse(held.since));
+                let mut pages = 0;
+                ledger.held.retain(|held| {
+                    pages += held.extent.pages;
+                    let keep = held.since >= lagging.oldest && pages <= most;
+                    if !keep {
+                        unnamed.push(held.extent);
+                    }
+                    keep
+                });
+            }
+            None => unnamed.extend(ledger.held.drain(..).map(|held| held.extent)),
+        }
+        if !unnamed.is_empty() {
+            ledger.freed = ledger.manifest.version;
+        }
+        scope::with(|| unnamed.into_iter().for_each(|extent| ledger.free.give(extent)));
+    }
+
+    /// Frees the superversions that nobody has pinned, and takes what only they named out of limbo.
+    pub fn unnamed(&self, ledger: &mut Ledger) -> Vec<Extent> {
+        let mut versions = self.versions.lock();
+        let mut gone = Vec::new();
+        scope::with(|| {
+            let mut at = 0;
+            while at < versions.retired.len() {
+                if versions.retired.get(at).is_some_and(|v| v.is_pinned()) {
+                    at += 1;
+                } else {
+                    gone.push(versions.retired.remove(at));
+                }
+            }
+            gone.into_iter().for_each(Retired::free);
+        });
+        // The current one too: a flip comes before the superversion that no longer names what it gave up.
+        let current = self.current.pin::<H>();
+        let named = |owner| {
+            current.names(owner) && !on(ExtentsReusedCurrent)
+                || versions.retired.iter().any(|v| v.names(owner)) && !on(ExtentsReusedPinned)
+        };
+        let mut unnamed = Vec::new();
+        ledger.limbo.retain(|waiting| {
+            let named = named(waiting.owner);
+            if !named {
+                unnamed.push(waiting.extent);
+            }
+            named
+        });
+        unnamed
+    }
+
+    /// Free pages at the end of the page store, and all pages.
+    pub fn tail(&self) -> (u32, u32) {
+        let ledger = self.ledger.lock();
+        (ledger.free.tail(), ledger.free.high())
+    }
+
+    /// Gives back, after a flush or a merge, what nobody uses any more: memory in the first place, for what this process
+    /// has retired stays with it otherwise until it retires more.
+    pub fn reclaim(&self, lagging: Option<Lagging>) {
+        self.reap(&mut self.ledger.lock(), lagging);
+        loosekv_shm::epoch::collect(ROUNDS);
+    }
+
+    /// Place in the view's runs of the newest one that is not indexed in full. To be asked after the index was read: what
+    /// has left it since the view was pinned counts, too.
+    pub fn first_unindexed(&self, view: &SuperVersion) -> usize {
+        if view.number >= self.evicted_at.load(SeqCst) {
+            return view.first_unindexed(view.indexed_from);
+        }
+        view.first_unindexed(view.indexed_from.max(L0Id(self.evicted_below.load(SeqCst))))
+    }
+
+    /// Whether a key must be in the run that the index names. To be asked after the index was read.
+    pub fn is_exact(&self, view: &SuperVersion) -> bool {
+        view.number >= self.coarse_before.load(SeqCst) || on(CoarseTakenForExact)
+    }
+
+    /// A memtable for the next generation.
+    pub fn generation(&self, id: L0Id) -> Result<Arc<Generation>> {
+        let base = RowId(self.next_row.load(Relaxed));
+        let writer = Writer(self.last_writer.load(Relaxed));
+        new_generation(id, base, writer, self.options.memtable_bytes)
+    }
+
+    pub fn full(&self, consumer: Consumer) -> Error {
+        Error::MemoryFull { consumer, limit: self.options.memtable_bytes }
+    }
+}
+
+/// Rounds of collecting that free what was just retired, if nobody is pinned.
+const ROUNDS: u32 = 3;
+
+/// Sizes of what installing a superversion allocates.
+const RESERVE: [usize; 4] =
+    [std::mem::size_of::<SuperVersion>(), std::mem::size_of::<Generation>() + 16, 1024, 2 * 1024];
+
+pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Result<Arc<Generation>> {
+    scope::with(|| match Memtable::new(id, base, writer, usize::try_from(bytes).unwrap_or(usize::MAX)) {
+        Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0) })),
+        None => Err(Error::MemoryFull { consumer: Consumer::Memtable, limit: bytes }),
+    })
+}

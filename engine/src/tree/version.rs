@@ -1,0 +1,218 @@
+//! The superversion: the pinned unit of reading.
+//!
+//! A superversion never changes. Installing a new one makes the old one *retired*; it stays whole, and the extents that
+//! it names stay untouched, until nobody has it pinned. Readers pin it first and read the key index second (I7).
+//!
+//! Pinning is a reference count, taken under an epoch pin: load the current one, count, look whether it is still the
+//! current one. So a retired superversion whose count was seen as zero is never used again.
+
+use crate::error::Result;
+use crate::host::Host;
+use crate::manifest::RunDesc;
+use crate::memtable::Memtable;
+use crate::run_map::RunMap;
+use crate::tree::shared::Owner;
+use crate::types::L0Id;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::Arc;
+
+/// A memtable and what flushing it will take.
+pub struct Generation {
+    pub table: Memtable,
+    /// Bytes of keys and bodies in the row log.
+    pub logged: AtomicU64,
+}
+
+pub struct SuperVersion {
+    /// Counts installs.
+    pub number: u64,
+    pub active: Arc<Generation>,
+    /// Newest first.
+    pub frozen: Vec<Arc<Generation>>,
+    /// Newest first.
+    pub runs: Vec<Arc<RunDesc>>,
+    /// Intervals of the runs, oldest first (I1).
+    pub map: RunMap,
+    /// The newest generation that is not in a memtable any more.
+    pub flushed: L0Id,
+    /// Runs that begin below this are not (yet, or any more) indexed in full.
+    pub indexed_from: L0Id,
+    pins: AtomicU32,
+}
+
+/// What a superversion is made of.
+pub struct Edit {
+    pub active: Arc<Generation>,
+    /// Newest first.
+    pub frozen: Vec<Arc<Generation>>,
+    /// Newest first.
+    pub runs: Vec<Arc<RunDesc>>,
+    pub flushed: L0Id,
+    pub indexed_from: L0Id,
+}
+
+impl SuperVersion {
+    pub fn new(number: u64, parts: Edit) -> Result<SuperVersion> {
+        let Edit { active, frozen, runs, flushed, indexed_from } = parts;
+        let runs = close_gaps(runs);
+        let intervals: Vec<(L0Id, L0Id)> = runs.iter().rev().map(|r| (r.first_l0, r.last_l0)).collect();
+        let map = RunMap::build(&intervals)?;
+        Ok(SuperVersion { number, active, frozen, runs, map, flushed, indexed_from, pins: AtomicU32::new(0) })
+    }
+
+    /// Its parts, for making the next one. To be called in the shared heap's scope.
+    pub fn edit(&self) -> Edit {
+        Edit {
+            active: self.active.clone(),
+            frozen: self.frozen.clone(),
+            runs: self.runs.clone(),
+            flushed: self.flushed,
+            indexed_from: self.indexed_from,
+        }
+    }
+
+    /// Memtables, newest first.
+    pub fn memtables(&self) -> impl Iterator<Item = &Arc<Generation>> {
+        std::iter::once(&self.active).chain(&self.frozen)
+    }
+
+    /// Place in `runs` (newest first) of the run that holds `l0`.
+    pub fn run_of(&self, l0: L0Id) -> Option<usize> {
+        self.map.run_of(l0).map(|oldest_first| self.runs.len() - 1 - oldest_first)
+    }
+
+    /// Place in `runs` of the newest one that begins below `indexed_from`.
+    pub fn first_unindexed(&self, indexed_from: L0Id) -> usize {
+        self.runs.partition_point(|r| r.first_l0 >= indexed_from)
+    }
+
+    pub fn is_pinned(&self) -> bool {
+        self.pins.load(SeqCst) > 0
+    }
+
+    /// Whether a reader of this superversion may look into what `owner` owned.
+    pub fn names(&self, owner: Owner) -> bool {
+        match owner {
+            Owner::Run(id) => self.runs.iter().any(|r| r.id == id),
+            Owner::Log(generation) => self.memtables().any(|m| m.table.generation() == generation),
+            Owner::Values(seq, upto) => {
+                self.runs.iter().any(|r| r.uses(seq)) || self.memtables().any(|m| m.table.generation() <= upto)
+            }
+        }
+    }
+}
+
+/// As [`crate::manifest::close_gaps`], newest first.
+fn close_gaps(mut runs: Vec<Arc<RunDesc>>) -> Vec<Arc<RunDesc>> {
+    let mut next = L0Id(1);
+    for run in runs.iter_mut().rev() {
+        if run.first_l0 != next {
+            *run = Arc::new(RunDesc { first_l0: next, ..(**run).clone() });
+        }
+        next = L0Id(run.last_l0.0 + 1);
+    }
+    runs
+}
+
+/// The pointer to the current superversion.
+pub struct Current(AtomicPtr<SuperVersion>);
+
+impl Current {
+    pub fn new(first: Box<SuperVersion>) -> Current {
+        Current(AtomicPtr::new(Box::into_raw(first)))
+    }
+
+    pub fn pin<H: Host>(&self) -> Pinned<H> {
+        let _epoch = loosekv_shm::epoch::pin();
+        loop {
+            let version = self.0.load(SeqCst);
+            // SAFETY: a superversion is freed through the epoch collector after it ceased to be current, and the
+            // epoch is pinned here.
+            let pins = unsafe { &(*version).pins };
+            pins.fetch_add(1, SeqCst);
+            if self.0.load(SeqCst) == version {
+                H::note_pin(version, true);
+                return Pinned { version, host: std::marker::PhantomData };
+            }
+            pins.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// The current one, without a pin.
+    ///
+    /// # Safety
+    /// The caller holds the latch under which it is replaced, for as long as the reference lives.
+    pub unsafe fn peek(&self) -> &SuperVersion {
+        // SAFETY: not freed before it is replaced.
+        unsafe { &*self.0.load(SeqCst) }
+    }
+
+    /// Makes `next` the current one; the caller owns the old one now, and may free it once it is not pinned.
+    pub fn replace(&self, next: Box<SuperVersion>) -> Retired {
+        Retired(self.0.swap(Box::into_raw(next), SeqCst))
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        // SAFETY: nobody else can reach a value that is being dropped.
+        drop(unsafe { Box::from_raw(self.0.load(SeqCst)) });
+    }
+}
+
+/// A superversion that was current once.
+pub struct Retired(*mut SuperVersion);
+
+// SAFETY: a retired superversion is immutable but for its atomic count.
+unsafe impl Send for Retired {}
+
+impl Deref for Retired {
+    type Target = SuperVersion;
+    fn deref(&self) -> &SuperVersion {
+        // SAFETY: freed only by `free`, which consumes self.
+        unsafe { &*self.0 }
+    }
+}
+
+impl Retired {
+    /// Frees it when every process that may be about to look at its count has gone on.
+    pub fn free(self) {
+        debug_assert!(!self.is_pinned());
+        let version = self.0;
+        let epoch = loosekv_shm::epoch::pin();
+        // SAFETY: not current any more and not pinned, so nobody can begin to use it; the collector waits for those
+        // that loaded the pointer before.
+        unsafe { epoch.defer_unchecked(move || drop(Box::from_raw(version))) };
+    }
+}
+
+/// A superversion that stays while this lives.
+pub struct Pinned<H: Host> {
+    version: *const SuperVersion,
+    host: std::marker::PhantomData<fn() -> H>,
+}
+
+impl<H: Host> Deref for Pinned<H> {
+    type Target = SuperVersion;
+    fn deref(&self) -> &SuperVersion {
+        // SAFETY: counted in its pins until dropped.
+        unsafe { &*self.version }
+    }
+}
+
+impl<H: Host> Drop for Pinned<H> {
+    fn drop(&mut self) {
+        H::note_pin(self.version, false);
+        self.pins.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Takes back one pin of a process that ends without unwinding.
+///
+/// # Safety
+/// `version` was reported by [`Host::note_pin`] as held, and its `Pinned` will never be used or dropped.
+pub unsafe fn unpin_by_force(version: *const SuperVersion) {
+    // SAFETY: the pin that is being taken back has kept it alive.
+    unsafe { (*version).pins.fetch_sub(1, SeqCst) };
+}

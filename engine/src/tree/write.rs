@@ -1,0 +1,296 @@
+//! Appending row versions.
+//!
+//! ```text
+//! room in the memtable -> rotation latch (shared) -> key stripes -> nothing newer than observed?
+//!                                             -> row ids -> row log, and linked into the memtable -> latches released
+//! ```
+//!
+//! Everything that can fail comes before the append. Row ids are given out under the stripe, so that version order is
+//! row-id order (I2 follows, for a rotation waits for all appenders).
+
+use crate::error::{Consumer, Error, Result};
+use crate::host::Host;
+use crate::memtable::Splice;
+use crate::mutation::{on, Mutation::I2ExpectationIgnored};
+use crate::row::encode_record;
+use crate::tree::shared::{Shared, STRIPES};
+use crate::tree::version::{Edit, SuperVersion};
+use crate::tree::{Appended, NewRow, Observed, Tree};
+use crate::types::{Head, L0Id, RowId, RowRef, MAX_KEY};
+use loosekv_shm::RawLatch;
+use std::cell::RefCell;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Rows that are checked and appended at once.
+const MOST_STRIPED: usize = 64;
+/// Memtables that one append may fill before it gives up.
+const MOST_ROTATIONS: usize = 8;
+
+/// Bytes of records whose memory is kept from call to call.
+const MOST_KEPT: usize = 1 << 20;
+
+thread_local! {
+    /// The records being appended, kept from call to call.
+    static RECORDS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<H: Host> Tree<'_, H> {
+    /// Appends rows in order, all or (see [`Appended`]) the first few of them. Rows without an expectation are appended
+    /// as one unit of the row log.
+    pub fn append(&self, rows: &[NewRow<'_>]) -> Result<Appended> {
+        for row in rows {
+            if row.key.is_empty() || row.key.len() > MAX_KEY {
+                return Err(Error::Invalid(format!("a key of {} bytes (1 to {MAX_KEY} are possible)", row.key.len())));
+            }
+        }
+        let rows = match rows.iter().any(|r| r.expect.is_some()) {
+            true => rows.get(..MOST_STRIPED).unwrap_or(rows),
+            false => rows,
+        };
+        if rows.iter().any(|row| self.is_too_long(row)) {
+            return self.append_large(rows);
+        }
+        self.append_rows(rows)
+    }
+
+    /// Appends rows whose records fit the row log.
+    pub(super) fn append_rows(&self, rows: &[NewRow<'_>]) -> Result<Appended> {
+        RECORDS.with_borrow_mut(|records| {
+            if records.capacity() > MOST_KEPT {
+                *records = Vec::new();
+            }
+            for _ in 0..MOST_ROTATIONS {
+                if let Some(appended) = self.try_append(rows, records)? {
+                    return Ok(appended);
+                }
+                self.rotate()?;
+            }
+            Err(self.shared.full(Consumer::Memtable))
+        })
+    }
+
+    /// Whether the row's key is known not to be as it was observed any more.
+    pub(super) fn is_stale(&self, row: &NewRow<'_>) -> bool {
+        let view = self.pin();
+        let splice = view.active.table.probe(row.key);
+        row.expect.is_some_and(|expect| !is_as_observed(&view, &splice, row.key, expect))
+    }
+
+    /// `None`: the memtable is full.
+    fn try_append(&self, rows: &[NewRow<'_>], records: &mut Vec<u8>) -> Result<Option<Appended>> {
+        let _rotation = self.shared.rotation.read();
+        let view = self.pin();
+        let _stripes = Stripes::lock(self.shared, rows);
+        if let [row] = rows {
+            let splice = view.active.table.probe(row.key);
+            if row.expect.is_some_and(|expect| !is_as_observed(&view, &splice, row.key, expect)) {
+                return Ok(Some(Appended { written: 0, first: RowId(0) }));
+            }
+            return self.append_checked(&view, rows, &[splice], records);
+        }
+        let mut splices = Vec::with_capacity(rows.len());
+        for (at, row) in rows.iter().enumerate() {
+            let splice = view.active.table.probe(row.key);
+            if let Some(expect) = row.expect {
+                let mut earlier = rows.iter().take(at);
+                if !is_as_observed(&view, &splice, row.key, expect) || earlier.any(|e| e.key == row.key) {
+                    break;
+                }
+            }
+            splices.push(splice);
+        }
+        self.append_checked(&view, rows.get(..splices.len()).unwrap_or_default(), &splices, records)
+    }
+
+    /// Appends rows whose expectations hold, for their stripes are held.
+    fn append_checked(
+        &self,
+        view: &SuperVersion,
+        rows: &[NewRow<'_>],
+        splices: &[Splice<'_>],
+        records: &mut Vec<u8>,
+    ) -> Result<Option<Appended>> {
+        let first = RowId(self.shared.next_row.fetch_add(rows.len() as u64, Relaxed));
+        let appended = Appended { written: rows.len(), first };
+        if first.0 + rows.len() as u64 > RowId::MAX.0 {
+            return Err(Error::NoSpace("row ids are used up: rewrite the table (VACUUM FULL)".into()));
+        }
+        match (rows, splices) {
+            ([], _) => {}
+            ([row], [splice]) => {
+                let head = head_of(row, first, 0);
+                let Some(room) = view.active.table.room(row.key.len(), &head) else { return Ok(None) };
+                records.clear();
+                encode_record(&RowRef { key: row.key, head, body: row.body }, records);
+                let mut room = Some(room);
+                self.host.append(self, view.active.table.generation(), &[records], &mut |_, addr| {
+                    if let Some(room) = room.take() {
+                        view.active.table.link(splice, room, row.key, &head, addr);
+                    }
+                })?;
+            }
+            _ => {
+                if !self.append_many(view, rows, splices, first, records)? {
+                    return Ok(None);
+                }
+            }
+        }
+        let bytes: usize = rows.iter().map(|r| r.key.len() + r.body.len()).sum();
+        let last_writer = rows.iter().map(|r| r.writer.0).max().unwrap_or(0);
+        view.active.logged.fetch_add(bytes as u64, Relaxed);
+        if self.shared.last_writer.load(Relaxed) < last_writer {
+            self.shared.last_writer.fetch_max(last_writer, Relaxed);
+        }
+        self.shared.counters.rows_written.fetch_add(rows.len() as u64, Relaxed);
+        self.shared.counters.bytes_written.fetch_add(bytes as u64, Relaxed);
+        Ok(Some(appended))
+    }
+
+    /// False: the memtable is full.
+    fn append_many(
+        &self,
+        view: &SuperVersion,
+        rows: &[NewRow<'_>],
+        splices: &[Splice<'_>],
+        first: RowId,
+        records: &mut Vec<u8>,
+    ) -> Result<bool> {
+        let active = &view.active.table;
+        let mut rooms = Vec::with_capacity(rows.len());
+        for (at, row) in rows.iter().enumerate() {
+            match active.room(row.key.len(), &head_of(row, first, at)) {
+                Some(room) => rooms.push(Some(room)),
+                None => {
+                    rooms.into_iter().flatten().for_each(|room| active.give_back(room));
+                    return Ok(false);
+                }
+            }
+        }
+        records.clear();
+        let mut ends = Vec::with_capacity(rows.len());
+        for (at, row) in rows.iter().enumerate() {
+            encode_record(&RowRef { key: row.key, head: head_of(row, first, at), body: row.body }, records);
+            ends.push(records.len());
+        }
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let pieces: Vec<&[u8]> =
+            starts.zip(&ends).map(|(from, to)| records.get(from..*to).unwrap_or_default()).collect();
+        self.host.append(self, active.generation(), &pieces, &mut |at, addr| {
+            if let (Some(row), Some(splice), Some(room)) =
+                (rows.get(at), splices.get(at), rooms.get_mut(at).and_then(Option::take))
+            {
+                active.link(splice, room, row.key, &head_of(row, first, at), addr);
+            }
+        })?;
+        Ok(true)
+    }
+
+    /// Freezes the active memtable, unless it is empty.
+    pub fn rotate(&self) -> Result<()> {
+        let full = self.pin().active.table.generation();
+        self.rotate_from(full)
+    }
+
+    /// Freezes the memtable of this generation, unless another has done so already.
+    fn rotate_from(&self, full: L0Id) -> Result<()> {
+        let frozen = self.pin().frozen.len();
+        if frozen >= self.shared.options.max_frozen as usize {
+            self.shared.counters.stalls.fetch_add(1, Relaxed);
+            self.host.make_room(self)?;
+        }
+        {
+            let _rotation = self.shared.rotation.write();
+            let view = self.pin();
+            if view.active.table.generation() != full || view.active.table.is_empty() {
+                return Ok(());
+            }
+            let next = self.shared.generation(L0Id(full.0 + 1))?;
+            self.shared.install(|current| {
+                let mut frozen = Vec::with_capacity(current.frozen.len() + 1);
+                frozen.push(current.active.clone());
+                frozen.extend(current.frozen.iter().cloned());
+                let Edit { runs, flushed, indexed_from, .. } = current.edit();
+                SuperVersion::new(current.number + 1, Edit { active: next, frozen, runs, flushed, indexed_from })
+            })?;
+            self.shared.counters.rotations.fetch_add(1, Relaxed);
+        }
+        self.host.frozen();
+        Ok(())
+    }
+
+    /// Clears SPECULATIVE of a version that is still in a memtable: its insertion is confirmed. The log keeps the flag,
+    /// which says nothing once the writer has ended.
+    pub fn confirm(&self, row: RowId) {
+        let _ = self.with_node(row, |node| node.clear_speculative());
+    }
+
+    /// First row id not given out yet.
+    pub fn next_row_id(&self) -> RowId {
+        RowId(self.shared.next_row.load(Relaxed))
+    }
+}
+
+fn head_of(row: &NewRow<'_>, first: RowId, at: usize) -> Head {
+    Head {
+        row_id: RowId(first.0 + at as u64),
+        writer: row.writer,
+        command: row.command,
+        flags: row.flags,
+        incarnation: row.incarnation,
+    }
+}
+
+/// Whether the newest version of `key` is still the one that was observed. The key's stripe is held.
+fn is_as_observed(view: &SuperVersion, splice: &Splice<'_>, key: &[u8], expect: Observed) -> bool {
+    if on(I2ExpectationIgnored) {
+        return true;
+    }
+    if let Some(newest) = splice.newest() {
+        return expect.newest == Some(newest);
+    }
+    if view.number == expect.version {
+        return true;
+    }
+    // The active memtable of that time may be frozen now, or in a run: then only another look can tell.
+    match view.frozen.iter().find_map(|g| g.table.versions(key).next().map(|n| n.head().row_id)) {
+        Some(newest) => expect.newest == Some(newest),
+        None => view.flushed == expect.flushed,
+    }
+}
+
+/// The key stripes of some rows, held exclusively in ascending order.
+struct Stripes<'s, H: Host> {
+    shared: &'s Shared<H>,
+    held: u64,
+}
+
+impl<'s, H: Host> Stripes<'s, H> {
+    /// Locks the stripes of the rows that have an expectation.
+    fn lock(shared: &'s Shared<H>, rows: &[NewRow<'_>]) -> Self {
+        let wanted = rows.iter().filter(|r| r.expect.is_some()).fold(0u64, |held, r| held | 1 << stripe_of(r.key));
+        let mut stripes = Stripes { shared, held: 0 };
+        for (at, latch) in shared.stripes.iter().enumerate() {
+            if wanted & 1 << at != 0 {
+                latch.lock_exclusive();
+                stripes.held |= 1 << at;
+            }
+        }
+        stripes
+    }
+}
+
+impl<H: Host> Drop for Stripes<'_, H> {
+    fn drop(&mut self) {
+        for (at, latch) in self.shared.stripes.iter().enumerate() {
+            if self.held & 1 << at != 0 {
+                // SAFETY: locked above, and unlocked nowhere else.
+                unsafe { latch.unlock_exclusive() };
+            }
+        }
+    }
+}
+
+fn stripe_of(key: &[u8]) -> usize {
+    let sum = key.iter().fold(0x9e37_79b9u32, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193));
+    (sum >> 8) as usize % STRIPES
+}

@@ -1,0 +1,400 @@
+//! The store on real files, with its threads: the API, concurrency, bad input, damaged files, a process that is killed.
+
+use loosekv_engine::embedded::{Background, Batch, Options, Reads, Store, WriteOptions, MAX_VALUE};
+use loosekv_engine::error::Error;
+use loosekv_engine::options::TreeOptions;
+use loosekv_engine::tree::Direction;
+use loosekv_engine::types::{MAX_KEY, PAGE_SIZE};
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// A directory of its own for a test, removed with everything in it at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Scratch {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("loosekv-store-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.0.join("store")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn small() -> Options {
+    Options {
+        tree: TreeOptions { memtable_bytes: 256 << 10, fan_in: 3, max_frozen: 4, ..TreeOptions::default() },
+        log_chunk: 64 << 10,
+        ..Options::default()
+    }
+}
+
+fn key(n: u64) -> Vec<u8> {
+    format!("{:016x}", n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes()
+}
+
+fn value(n: u64, round: u64) -> Vec<u8> {
+    format!("value {n} of round {round} ").repeat(8).into_bytes()
+}
+
+fn all(store: &Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    store.iter().unwrap().pairs().map(|pair| pair.unwrap()).collect()
+}
+
+#[test]
+fn what_is_put_is_found_until_it_is_deleted_and_after_every_kind_of_end() {
+    for reads in [Reads::Mapped, Reads::Cached { bytes: 1 << 20 }] {
+        let scratch = Scratch::new();
+        let options = Options { reads, ..small() };
+        let mut model = BTreeMap::new();
+        for round in 0..6u64 {
+            let store = Store::open(scratch.dir(), &options).unwrap();
+            assert_eq!(all(&store), model);
+            for n in 0..3000 {
+                let n = n * (round + 1) % 5000;
+                if n % 7 == round {
+                    store.delete(&key(n)).unwrap();
+                    model.remove(&key(n));
+                } else {
+                    store.put(&key(n), &value(n, round)).unwrap();
+                    model.insert(key(n), value(n, round));
+                }
+            }
+            for n in 0..5000 {
+                assert_eq!(store.get(&key(n)).unwrap().as_ref(), model.get(&key(n)));
+            }
+            match round % 3 {
+                0 => store.close().unwrap(),
+                1 => drop(store),
+                _ => {
+                    store.compact().unwrap();
+                    assert_eq!(all(&store), model);
+                    let levels = store.statistics().unwrap().levels;
+                    assert_eq!(levels.iter().map(|l| l.runs).sum::<usize>(), 1);
+                    store.close().unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cleanly_closed_store_has_no_log_and_its_metrics_add_up() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    for n in 0..5000 {
+        store.put(&key(n), &value(n, 0)).unwrap();
+    }
+    store.write_with(Batch::new().put(b"a", b"1").delete(b"b"), WriteOptions { sync: true }).unwrap();
+    let metrics = store.metrics();
+    assert_eq!((metrics.writes, metrics.changes), (5001, 5002));
+    assert!(metrics.log_bytes > metrics.user_bytes && metrics.log_syncs >= 1);
+    store.flush().unwrap();
+    store.settle().unwrap();
+    let metrics = store.metrics();
+    assert!(metrics.flushes > 3 && metrics.merges > 0 && metrics.write_amplification() > 1.5, "{metrics:?}");
+    let statistics = store.statistics().unwrap();
+    assert_eq!((statistics.log_segments, statistics.rows - statistics.tombstones), (0, 5001), "{statistics:?}");
+    store.close().unwrap();
+    let mut names: Vec<_> = fs::read_dir(scratch.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["lock", "meta.lkv", "pages.lkv"]);
+}
+
+#[test]
+fn snapshots_and_iterators_stay_as_they_were() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    for n in 0..2000 {
+        store.put(&key(n), &value(n, 0)).unwrap();
+    }
+    let before = all(&store);
+    let snapshot = store.snapshot();
+    let mut iter = store.iter().unwrap();
+    assert!(iter.next().unwrap());
+    for round in 1..4 {
+        for n in 0..2500 {
+            store.put(&key(n), &value(n, round)).unwrap();
+        }
+        for n in 0..700 {
+            store.delete(&key(n)).unwrap();
+        }
+        store.compact().unwrap();
+    }
+    assert_eq!(snapshot.iter().unwrap().pairs().map(|p| p.unwrap()).collect::<BTreeMap<_, _>>(), before);
+    assert_eq!(snapshot.get(&key(5)).unwrap(), Some(value(5, 0)));
+    assert_eq!(store.get(&key(5)).unwrap(), None);
+    assert_eq!(store.multi_get(&[key(5), key(900)]).unwrap(), [None, Some(value(900, 3))]);
+    let mut seen = vec![(iter.key().to_vec(), iter.value().to_vec())];
+    while iter.next().unwrap() {
+        seen.push((iter.key().to_vec(), iter.value().to_vec()));
+    }
+    assert!(before.into_iter().eq(seen));
+    let rows = store.statistics().unwrap().rows;
+    drop((snapshot, iter));
+    store.put(b"x", b"y").unwrap();
+    store.compact().unwrap();
+    assert!(store.statistics().unwrap().rows < rows, "what only the snapshot saw is gone");
+}
+
+#[test]
+fn iterators_keep_to_their_bounds_seek_and_turn() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    for n in 0..100u8 {
+        store.put(&[n], &[n]).unwrap();
+        if n % 30 == 0 {
+            store.flush().unwrap();
+        }
+    }
+    let (lower, upper) = (Bound::Excluded(&[10u8][..]), Bound::Included(&[90u8][..]));
+    let mut iter = store.range(lower, upper, Direction::Forward).unwrap();
+    let mut step = |forward: bool| {
+        let found = if forward { iter.next() } else { iter.prev() };
+        found.unwrap().then(|| iter.key()[0])
+    };
+    assert_eq!([step(true), step(true), step(false), step(false)], [Some(11), Some(12), Some(11), None]);
+    let mut iter = store.range(lower, upper, Direction::Forward).unwrap();
+    assert!(iter.prev().unwrap());
+    assert_eq!(iter.key(), [90]);
+    iter.seek(&[50]);
+    assert!(iter.prev().unwrap());
+    assert_eq!(iter.value(), [50]);
+    iter.restart(Direction::Forward).unwrap();
+    assert!(iter.next().unwrap());
+    assert_eq!(iter.key(), [11]);
+    iter.seek(&[200]);
+    assert!(!iter.next().unwrap());
+}
+
+#[test]
+fn writers_and_readers_run_side_by_side() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    let done = AtomicBool::new(false);
+    const WRITERS: u64 = 4;
+    const EACH: u64 = 4000;
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|w| {
+                let store = &store;
+                scope.spawn(move || {
+                    for n in 0..EACH {
+                        // The two keys of a batch always have the same value.
+                        let (a, b) = (key(w * 1000 + n % 500), key(w * 1000 + n % 500 + 500));
+                        let sync = WriteOptions { sync: n % 200 == 0 };
+                        store.write_with(Batch::new().put(&a, &value(w, n)).put(&b, &value(w, n)), sync).unwrap();
+                        assert_eq!(store.get(&a).unwrap(), Some(value(w, n)), "one reads one's own writes");
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut n = 0;
+                while !done.load(Ordering::Relaxed) {
+                    n += 1;
+                    let (a, b) = (key(n % WRITERS * 1000 + n % 500), key(n % WRITERS * 1000 + n % 500 + 500));
+                    let pair = store.multi_get(&[a, b]).unwrap();
+                    assert_eq!(pair[0], pair[1], "a batch is seen whole or not at all");
+                    if n % 64 == 0 {
+                        let snapshot = store.snapshot();
+                        let count = |direction| {
+                            let iter = snapshot.range(Bound::Unbounded, Bound::Unbounded, direction).unwrap();
+                            iter.pairs().inspect(|p| assert!(p.is_ok())).count()
+                        };
+                        assert_eq!(count(Direction::Forward), count(Direction::Backward));
+                    }
+                }
+            });
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let metrics = store.metrics();
+    assert_eq!(metrics.writes, WRITERS * EACH);
+    let found = all(&store);
+    assert_eq!(found.len() as u64, WRITERS * 1000);
+    drop(store);
+    assert_eq!(all(&Store::open(scratch.dir(), &small()).unwrap()), found);
+}
+
+#[test]
+fn bad_input_is_refused_and_changes_nothing() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    store.put(b"k", b"v").unwrap();
+    let invalid = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Invalid(_))), "{result:?}");
+    invalid(store.put(b"", b"v"));
+    invalid(store.delete(b""));
+    invalid(store.put(&vec![0; MAX_KEY + 1], b"v"));
+    invalid(store.put(b"k", &vec![0; MAX_VALUE + 1]));
+    invalid(store.write(Batch::new().put(b"k", b"new").put(b"", b"v")));
+    assert_eq!(store.get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
+    assert_eq!(store.get(b"").unwrap(), None);
+    assert_eq!(store.get(&vec![0; 5000]).unwrap(), None);
+    store.write(&Batch::new()).unwrap();
+    store.put(&vec![1; MAX_KEY], &vec![2; MAX_VALUE]).unwrap();
+    store.put(b"\0", b"").unwrap();
+    store.compact().unwrap();
+    assert_eq!(store.get(&vec![1; MAX_KEY]).unwrap(), Some(vec![2; MAX_VALUE]));
+    assert_eq!(store.get(b"\0").unwrap(), Some(vec![]));
+}
+
+#[test]
+fn directories_that_will_not_do_are_refused() {
+    let scratch = Scratch::new();
+    let said = |result: Result<Store, Error>| match result {
+        Ok(_) => panic!("opened"),
+        Err(e) => e.to_string(),
+    };
+    let missing = Options { create: false, ..small() };
+    assert!(said(Store::open(scratch.dir(), &missing)).contains("cannot lock"));
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    assert!(said(Store::open(scratch.dir(), &small())).contains("is open in another"));
+    drop(store);
+    let new = Options { create_new: true, ..small() };
+    assert!(said(Store::open(scratch.dir(), &new)).contains("already"));
+    let file = scratch.0.join("file");
+    fs::write(&file, b"x").unwrap();
+    assert!(said(Store::open(&file, &small())).contains("cannot make"));
+    assert!(said(Store::open(scratch.0.join("no/such"), &small())).contains("cannot make"));
+    let nonsense = Options { log_chunk: 0, ..small() };
+    assert!(said(Store::open(scratch.dir(), &nonsense)).contains("log_chunk"));
+    fs::remove_file(scratch.dir().join("meta.lkv")).unwrap();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    store.put(b"k", b"v").unwrap();
+    drop(store);
+    fs::remove_file(scratch.dir().join("meta.lkv")).unwrap();
+    assert!(said(Store::open(scratch.dir(), &small())).contains("no meta page"));
+}
+
+/// Every file of a store, with bytes flipped here and there: reads give the right answer or an error, never a wrong one.
+#[test]
+fn flipped_bytes_are_found() {
+    let scratch = Scratch::new();
+    let options = Options { background: Background::Caller, flush_on_close: false, ..small() };
+    let store = Store::open(scratch.dir(), &options).unwrap();
+    for n in 0..1500 {
+        store.put(&key(n), &value(n, 0)).unwrap();
+    }
+    store.flush().unwrap();
+    for n in 0..300 {
+        store.put(&key(n), &value(n, 1)).unwrap();
+    }
+    let good = all(&store);
+    store.close().unwrap();
+    let (mut found, mut harmless) = (0, 0);
+    for entry in fs::read_dir(scratch.dir()).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = fs::read(&path).unwrap();
+        let stride = (bytes.len() / 60).max(1);
+        for at in (0..bytes.len()).step_by(stride) {
+            let mut bad = bytes.clone();
+            bad[at] ^= 1 << (at % 8);
+            let copy = Scratch::new();
+            fs::create_dir(copy.dir()).unwrap();
+            for other in fs::read_dir(scratch.dir()).unwrap() {
+                let other = other.unwrap().path();
+                fs::copy(&other, copy.dir().join(other.file_name().unwrap())).unwrap();
+            }
+            fs::write(copy.dir().join(path.file_name().unwrap()), &bad).unwrap();
+            match check_copy(&copy.dir(), &options, &good) {
+                Ok(()) => harmless += 1,
+                Err(Error::Corrupt { .. } | Error::Format { .. }) => found += 1,
+                Err(e) => panic!("{} at {at}: {e}", path.display()),
+            }
+        }
+    }
+    assert!(found > 60, "{found} found, {harmless} harmless");
+}
+
+fn check_copy(dir: &Path, options: &Options, good: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<(), Error> {
+    let store = Store::open(dir, options)?;
+    let mut failed = None;
+    for (key, value) in good {
+        match store.get(key) {
+            Ok(found) => assert_eq!(found.as_ref(), Some(value), "a wrong answer"),
+            Err(e) => failed = Some(e),
+        }
+    }
+    let pairs: Result<BTreeMap<_, _>, Error> = store.iter()?.pairs().collect();
+    assert_eq!(pairs?, *good, "a wrong scan");
+    store.compact()?;
+    failed.map_or(Ok(()), Err)
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_found() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    for n in 0..3000 {
+        store.put(&key(n), &value(n, 0)).unwrap();
+    }
+    store.close().unwrap();
+    let file = fs::OpenOptions::new().write(true).open(scratch.dir().join("pages.lkv")).unwrap();
+    file.set_len(5 * PAGE_SIZE as u64 + 100).unwrap();
+    let result = Store::open(scratch.dir(), &small()).and_then(|store| {
+        (0..3000).try_for_each(|n| store.get(&key(n)).map(|found| assert!(found.is_none_or(|v| v == value(n, 0)))))
+    });
+    let said = result.unwrap_err().to_string();
+    assert!(said.contains("pages.lkv") && said.contains("ends at page 5"), "{said}");
+}
+
+/// A process that is killed loses nothing that was acknowledged, synced or not: the machine goes on.
+#[test]
+fn a_killed_process_loses_nothing() {
+    if let Ok(dir) = std::env::var("LOOSEKV_TEST_KILL_ME") {
+        let store = Store::open(&dir, &small()).unwrap();
+        let from = fs::read(format!("{dir}.acknowledged")).map_or(0, |b| b.len() as u64);
+        let told = fs::OpenOptions::new().create(true).append(true).open(format!("{dir}.acknowledged")).unwrap();
+        let begun = std::time::Instant::now();
+        // Nobody may have come to kill it.
+        for n in (from..).take_while(|_| begun.elapsed().as_secs() < 20) {
+            store.write(Batch::new().put(&key(n), &value(n, 0)).put(b"last", &n.to_le_bytes())).unwrap();
+            std::io::Write::write_all(&mut &told, b".").unwrap();
+        }
+        return;
+    }
+    let scratch = Scratch::new();
+    for round in 0..6u64 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["a_killed_process_loses_nothing", "--exact", "--nocapture"])
+            .env("LOOSEKV_TEST_KILL_ME", scratch.dir())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(120 + 70 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let store = Store::open(scratch.dir(), &small()).unwrap();
+        let acknowledged = fs::read(scratch.0.join("store.acknowledged")).map_or(0, |b| b.len() as u64);
+        let Some(last) = store.get(b"last").unwrap() else {
+            assert_eq!(acknowledged, 0);
+            continue;
+        };
+        let last = u64::from_le_bytes(last.try_into().unwrap());
+        assert!(last + 1 >= acknowledged, "{last} {acknowledged}");
+        for n in 0..=last {
+            assert_eq!(store.get(&key(n)).unwrap(), Some(value(n, 0)));
+        }
+        assert_eq!(store.get(&key(last + 1)).unwrap(), None);
+        fs::write(scratch.0.join("store.acknowledged"), vec![b'.'; last as usize + 1]).unwrap();
+        store.close().unwrap();
+    }
+}

@@ -1,0 +1,172 @@
+//! The store when the device fails or is full: each case that was found, or is promised, by name.
+
+use loosekv_engine::embedded::sim::{Fault, SimFs};
+use loosekv_engine::embedded::{Background, Batch, Options, Reads, Store, Task, WriteOptions};
+use loosekv_engine::error::{Error, Result};
+use loosekv_engine::options::TreeOptions;
+use std::sync::Arc;
+
+fn options(background: Background) -> Options {
+    Options {
+        tree: TreeOptions { memtable_bytes: 64 << 10, max_frozen: 3, fan_in: 3, ..TreeOptions::default() },
+        frozen_soft: 1,
+        log_chunk: 4096,
+        reads: Reads::Cached { bytes: 1 << 20 },
+        background,
+        flush_on_close: false,
+        ..Options::default()
+    }
+}
+
+fn open(sim: &SimFs, background: Background) -> Result<Store> {
+    Store::open_on(Arc::new(sim.clone()), "/store", &options(background))
+}
+
+fn key(n: u32) -> [u8; 4] {
+    n.to_be_bytes()
+}
+
+fn count(store: &Store) -> usize {
+    store.iter().unwrap().pairs().inspect(|p| assert!(p.is_ok())).count()
+}
+
+const SYNC: WriteOptions = WriteOptions { sync: true };
+
+/// A sync that failed leaves pages in the operating system's cache that look written and are not: whoever reads them after a
+/// restart of the process must write them once more.
+#[test]
+fn what_a_failed_sync_left_in_the_cache_is_not_taken_for_durable() {
+    // Fails each operation of a flush in turn, restarts the process, writes on, and then the power fails.
+    for at in 0..40 {
+        for seed in 0..8 {
+            let sim = SimFs::new(seed);
+            let store = open(&sim, Background::Caller).unwrap();
+            for n in 0..50 {
+                store.write_with(Batch::new().put(&key(n), &[n as u8; 1000]), SYNC).unwrap();
+            }
+            sim.fault_at(sim.operations() + at, Fault::Error);
+            let _ = store.flush();
+            sim.kill();
+            drop(store);
+            let store = open(&sim, Background::Caller).unwrap();
+            store.write_with(Batch::new().put(&key(99), b"after"), SYNC).unwrap();
+            store.step(Task::Flush).unwrap();
+            sim.crash();
+            drop(store);
+            let store = open(&sim, Background::Caller).unwrap_or_else(|e| panic!("fault {at}, seed {seed}: {e}"));
+            assert_eq!(count(&store), 51, "fault {at}, seed {seed}");
+        }
+    }
+}
+
+/// The same for the log: a write whose sync failed may be found after a restart, and is durable then.
+#[test]
+fn a_write_that_is_found_after_a_failed_sync_stays() {
+    for seed in 0..60 {
+        let sim = SimFs::new(seed);
+        let store = open(&sim, Background::Caller).unwrap();
+        store.write_with(Batch::new().put(&key(0), b"before"), SYNC).unwrap();
+        sim.fault_at(sim.operations() + 1, Fault::Error);
+        let failed = store.write_with(Batch::new().put(&key(1), &[1; 3000]), SYNC);
+        assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
+        assert_eq!(store.get(&key(1)).unwrap(), None, "it was not acknowledged");
+        assert!(matches!(store.put(&key(2), b"x"), Err(Error::Unavailable(_))));
+        assert!(matches!(store.flush(), Err(Error::Unavailable(_))));
+        sim.kill();
+        drop(store);
+        let store = open(&sim, Background::Caller).unwrap();
+        assert_eq!(count(&store), 2);
+        store.write_with(Batch::new().put(&key(3), b"after"), SYNC).unwrap();
+        sim.crash();
+        drop(store);
+        assert_eq!(count(&open(&sim, Background::Caller).unwrap()), 3);
+    }
+}
+
+/// On a full device writers get an error, nothing acknowledged is lost, and the store goes on when there is room.
+#[test]
+fn a_full_device_stops_writers_until_there_is_room() {
+    for background in [Background::Threads, Background::Caller] {
+        let sim = SimFs::new(1);
+        let store = open(&sim, background).unwrap();
+        sim.set_capacity(1 << 20);
+        let mut written = 0;
+        let error = loop {
+            match store.put(&key(written), &[7; 2000]) {
+                Ok(()) => written += 1,
+                Err(e) => break e,
+            }
+            assert!(written < 5000, "the device cannot hold so much");
+        };
+        assert!(matches!(error, Error::NoSpace(_)), "{error}");
+        assert!(written > 100);
+        assert_eq!(count(&store), written as usize);
+        store.snapshot().get(&key(0)).unwrap().unwrap();
+        sim.set_capacity(1 << 30);
+        let begun = std::time::Instant::now();
+        while let Err(e) = store.put(&key(written), &[7; 2000]) {
+            assert!(matches!(e, Error::NoSpace(_)), "{e}");
+            assert!(begun.elapsed().as_secs() < 20, "the background has not noticed the room: {e}");
+        }
+        for n in written + 1..written + 500 {
+            store.put(&key(n), &[8; 2000]).unwrap();
+        }
+        store.compact().unwrap();
+        assert!(store.trouble().is_none());
+        assert_eq!(count(&store), written as usize + 500);
+        store.close().unwrap();
+        assert_eq!(count(&open(&sim, background).unwrap()), written as usize + 500);
+    }
+}
+
+/// An error of the background that is not want of room ends writing; the reason is kept, and reads go on.
+#[test]
+fn an_error_in_the_background_is_kept() {
+    let sim = SimFs::new(2);
+    let store = open(&sim, Background::Threads).unwrap();
+    for n in 0..20 {
+        store.put(&key(n), &[1; 1000]).unwrap();
+    }
+    // Only the background syncs here.
+    sim.fail_sync();
+    let mut n = 20;
+    let error = loop {
+        match store.put(&key(n), &[1; 1000]) {
+            Ok(()) => n += 1,
+            Err(e) => break e,
+        }
+        assert!(n < 10_000);
+    };
+    assert!(matches!(error, Error::Unavailable(_)) && error.to_string().contains("os error 5"), "{error}");
+    assert!(store.trouble().is_some_and(|e| e.to_string() == error.to_string()));
+    assert_eq!(count(&store), n as usize);
+    sim.kill();
+    drop(store);
+    assert!(count(&open(&sim, Background::Threads).unwrap()) >= n as usize);
+}
+
+/// Threads of the store at work while the power fails: a prefix is found that holds all that was synced.
+#[test]
+fn a_crash_under_threads_leaves_a_prefix() {
+    for seed in 0..25 {
+        let sim = SimFs::new(seed);
+        let mut expected = 0;
+        for round in 0..4 {
+            let store = open(&sim, Background::Threads).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            let found = count(&store) as u32;
+            assert!(found >= expected, "seed {seed}, round {round}: {found} of {expected}");
+            for n in 0..found {
+                assert_eq!(store.get(&key(n)).unwrap(), Some(vec![n as u8; 700]), "seed {seed}: a prefix");
+            }
+            for n in found..found + 300 {
+                let sync = WriteOptions { sync: n % 40 == 0 };
+                store.write_with(Batch::new().put(&key(n), &[n as u8; 700]), sync).unwrap();
+                if sync.sync {
+                    expected = n + 1;
+                }
+            }
+            sim.crash();
+            drop(store);
+        }
+    }
+}

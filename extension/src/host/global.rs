@@ -1,0 +1,108 @@
+//! What the extension keeps at the start of its piece of shared memory; the shared heap follows it.
+//!
+//! ```text
+//!  | Global: budgets, workers, counters | registry's slots | shared heap ... |
+//! ```
+//!
+//! Made by the postmaster at every start (and restart after a crash); all processes are its forks and find it at the same
+//! address.
+
+use crate::host::latch::LwLatch;
+use crate::host::readers::{Reader, Readers};
+use crate::host::registry::{Registry, Slot};
+use crate::settings;
+use crate::work::claims::Claims;
+use loosekv_engine::host::Budgets;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+
+/// Part of the heap that only operations which free memory may use.
+const EMERGENCY: usize = 1 << 20;
+/// The heap wants whole pages, the page table whole large ones.
+const ALIGN: usize = 4096;
+
+pub struct Global {
+    pub budgets: Budgets,
+    pub registry: Registry,
+    pub readers: Readers,
+    /// Which databases have a background worker.
+    pub workers: Claims<LwLatch, pgrx::pg_sys::Latch>,
+    pub counters: GlobalCounters,
+}
+
+#[derive(Default)]
+pub struct GlobalCounters {
+    /// Tables loaded from their pages since the server started.
+    pub loads: AtomicU64,
+    /// Tables whose memory was given up for others.
+    pub evictions: AtomicU64,
+    /// Processes that ended with something pinned.
+    pub forced_unpins: AtomicU64,
+}
+
+static GLOBAL: AtomicPtr<Global> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The shared structures; `None` when the library was not preloaded.
+#[inline]
+pub fn get() -> Option<&'static Global> {
+    // SAFETY: set once by `create`, for the life of the segment.
+    unsafe { GLOBAL.load(Acquire).as_ref() }
+}
+
+/// Bytes to ask PostgreSQL for.
+pub fn segment_size() -> usize {
+    fixed_size() + settings::shared_memory_bytes() + ALIGN
+}
+
+fn align_up(size: usize) -> usize {
+    size.next_multiple_of(ALIGN)
+}
+
+fn fixed_size() -> usize {
+    align_up(size_of::<Global>())
+        + align_up(table_slots() * size_of::<Slot>())
+        + align_up(backends() * size_of::<Reader>())
+}
+
+/// Tables that may be in memory at one time: one for every 64 kB, for a table in use needs more.
+fn table_slots() -> usize {
+    (settings::shared_memory_bytes() >> 16).clamp(256, 65_536)
+}
+
+fn backends() -> usize {
+    // SAFETY: set before shared memory is asked for.
+    usize::try_from(unsafe { pgrx::pg_sys::MaxBackends }).unwrap_or(0)
+}
+
+/// Lays the segment out.
+///
+/// # Safety
+/// `mem` is [`segment_size`] bytes of the segment that nothing else uses; no child has been forked since it was made.
+pub unsafe fn create(mem: *mut u8) {
+    let mem = mem.wrapping_add(mem.align_offset(ALIGN));
+    let slots = table_slots();
+    let first_slot = mem.wrapping_add(align_up(size_of::<Global>())).cast::<Slot>();
+    let first_reader =
+        mem.wrapping_add(align_up(size_of::<Global>()) + align_up(slots * size_of::<Slot>())).cast::<Reader>();
+    let global = mem.cast::<Global>();
+    // SAFETY: the pieces are aligned, do not overlap, and end within the segment.
+    unsafe {
+        for i in 0..slots {
+            first_slot.add(i).write(Slot::free());
+        }
+        for i in 0..backends() {
+            first_reader.add(i).write(Reader::default());
+        }
+        global.write(Global {
+            budgets: Budgets::default(),
+            registry: Registry::new(first_slot, slots),
+            readers: Readers::new(first_reader, backends()),
+            workers: Claims::new(),
+            counters: GlobalCounters::default(),
+        });
+        let limits = settings::budgets();
+        (*global).budgets.memtables.limit.store(limits.memtables, Relaxed);
+        (*global).budgets.key_index.limit.store(limits.key_index, Relaxed);
+        loosekv_shm::heap::create(mem.add(fixed_size()), settings::shared_memory_bytes(), EMERGENCY);
+    }
+    GLOBAL.store(global, Release);
+}

@@ -1,0 +1,218 @@
+//! PostgreSQL as the engine's host.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`global`] | the layout of our piece of shared memory |
+//! | [`registry`] | the tables that are in memory |
+//! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
+//! | [`log`] | the row log: log pages in the main fork |
+//! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
+//! | [`maintenance`] | one flush or merge at a time |
+//! | [`writers`] | transaction ids and what became of them |
+//! | [`latch`] | LWLocks in place |
+//! | [`interrupt`], [`critical`] | cancel and terminate requests; critical sections |
+//! | [`caught`] | PostgreSQL's errors as values |
+//! | [`held`] | what to let go of when a process ends without unwinding |
+//!
+//! An ERROR that PostgreSQL raises in a call from here becomes a panic (pgrx guards the call), which unwinds through the engine
+//! and is raised again at the entry from SQL. So destructors run, and the engine's own errors and PostgreSQL's take the
+//! same way out. Calls without that guard stand in [`crate::pg::bindings`], with the reason why that is right.
+
+pub mod buffer;
+pub mod caught;
+pub mod critical;
+pub mod global;
+pub mod held;
+pub mod interrupt;
+pub mod latch;
+pub mod log;
+pub mod maintenance;
+pub mod pages;
+pub mod readers;
+pub mod registry;
+pub mod standby;
+pub mod writers;
+
+use held::HeldList;
+use loosekv_engine::error::Result;
+use loosekv_engine::host::{Budgets, Flip, Host, Lagging};
+use loosekv_engine::manifest::Manifest;
+use loosekv_engine::page::PageBuf;
+use loosekv_engine::tree::{unpin_by_force, SuperVersion, Tree};
+use loosekv_engine::types::{L0Id, LogAddr, PageNo};
+use pages::Ring;
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A table's pages, log and writers, through an open relation. Made for one use, and valid while the relation is open.
+pub struct PgHost {
+    rel: pg_sys::Relation,
+    slot: Option<&'static registry::Slot>,
+    /// Changes are logged: neither unlogged, nor temporary, nor a file of this transaction under wal_level = minimal.
+    wal: bool,
+    write_ring: Ring,
+    sweep: Option<Ring>,
+    /// What [`Host::replay`] has shown.
+    replayed: RefCell<log::Replayed>,
+}
+
+/// Superversions that this process has pinned, in case it ends without unwinding.
+static PINNED: HeldList = HeldList::new();
+
+impl PgHost {
+    pub fn new(rel: pg_sys::Relation, slot: Option<&'static registry::Slot>) -> PgHost {
+        PgHost {
+            rel,
+            slot,
+            wal: needs_wal(rel),
+            write_ring: Ring::new(pg_sys::BufferAccessStrategyType::BAS_BULKWRITE),
+            sweep: None,
+            replayed: RefCell::default(),
+        }
+    }
+
+    /// Reads through a ring of buffers from now on.
+    pub fn sweeping(mut self) -> PgHost {
+        self.sweep = Some(Ring::new(pg_sys::BufferAccessStrategyType::BAS_BULKREAD));
+        self
+    }
+
+    pub fn rel(&self) -> pg_sys::Relation {
+        self.rel
+    }
+
+    /// The table's place in shared memory.
+    pub fn slot(&self) -> Option<&'static registry::Slot> {
+        self.slot
+    }
+
+    /// Whether other processes can work on the table, too: it is not temporary.
+    pub fn is_shared(&self) -> bool {
+        // SAFETY: the relation is open.
+        unsafe { (*self.rel).rd_backend == pg_sys::InvalidBackendId }
+    }
+
+    /// Lets go of superversions that this process still has pinned. At its exit.
+    pub fn unpin_by_force() {
+        while let Some(version) = PINNED.pop() {
+            // SAFETY: noted as pinned and not unpinned since; this process runs nothing more that could use it.
+            unsafe { unpin_by_force(version as *const SuperVersion) };
+            if let Some(global) = global::get() {
+                global.counters.forced_unpins.fetch_add(1, Relaxed);
+            }
+        }
+    }
+}
+
+const NO_SUBTRANSACTION: pg_sys::SubTransactionId = 0;
+
+/// `RelationNeedsWAL`.
+fn needs_wal(rel: pg_sys::Relation) -> bool {
+    // SAFETY: the relation is open.
+    unsafe {
+        let new_file =
+            (*rel).rd_createSubid != NO_SUBTRANSACTION || (*rel).rd_firstRelfilenodeSubid != NO_SUBTRANSACTION;
+        let minimal = pg_sys::wal_level < pg_sys::WalLevel::WAL_LEVEL_REPLICA as i32;
+        (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT && !(minimal && new_file)
+    }
+}
+
+impl Host for PgHost {
+    type Latch = latch::LwLatch;
+    type Page = pages::Page;
+    type LogRow = log::LogRow;
+    type LogState = log::LogState;
+    type Horizon = writers::XidHorizon;
+    const NAME_PENDING: bool = true;
+
+    fn read_page(&self, page: PageNo) -> Result<pages::Page> {
+        self.read(page)
+    }
+
+    fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
+        caught::catch(|| self.write(start, pages))
+    }
+
+    fn extend(&self, pages: u32) -> Result<()> {
+        caught::catch(|| self.grow(pages))
+    }
+
+    fn shrink(&self, pages: u32) -> Result<()> {
+        self.cut(pages)
+    }
+
+    fn flip(&self, meta: &mut PageBuf, flip: &Flip) -> Result<()> {
+        caught::catch(|| self.replace_meta(meta, flip))
+    }
+
+    fn read_meta(&self) -> Result<Option<PageBuf>> {
+        self.meta()
+    }
+
+    fn append(
+        &self,
+        tree: &Tree<'_, Self>,
+        generation: L0Id,
+        records: &[&[u8]],
+        link: &mut dyn FnMut(usize, LogAddr),
+    ) -> Result<()> {
+        let mut more = |generation, tail, pages| tree.add_log_extent(generation, tail, pages);
+        self.append_records(&tree.shared().log, &mut more, generation, records, link)
+    }
+
+    fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<log::LogRow> {
+        self.log_record(generation, addr)
+    }
+
+    fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {
+        self.replay_log(manifest, show)
+    }
+
+    /// The flip has freed the extents; nothing else is kept of them.
+    fn forget_log(&self, _upto: L0Id) -> Result<()> {
+        Ok(())
+    }
+
+    fn horizon(&self) -> writers::XidHorizon {
+        // SAFETY: the relation is open while the host is used.
+        unsafe { writers::XidHorizon::now(self.rel) }
+    }
+
+    fn lagging(&self) -> Option<Lagging> {
+        // Temporary and unlogged tables have no readers elsewhere.
+        self.wal.then(writers::standbys).flatten()
+    }
+
+    fn budgets(&self) -> &Budgets {
+        match global::get() {
+            Some(global) => &global.budgets,
+            None => unreachable!("a host is made after the library was found preloaded"),
+        }
+    }
+
+    fn note_pin(pinned: *const SuperVersion, held: bool) {
+        let Some(global) = global::get() else { return };
+        if held {
+            PINNED.push(pinned as usize);
+            global.readers.publish(pinned as usize);
+        } else {
+            PINNED.remove(pinned as usize);
+            global.readers.withdraw(pinned as usize);
+        }
+    }
+
+    fn frozen(&self) {
+        if self.is_shared() {
+            crate::work::ask::worker();
+        }
+    }
+
+    fn make_room(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        maintenance::make_room(tree)
+    }
+
+    fn merging(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        maintenance::merging(tree)
+    }
+}

@@ -1,0 +1,799 @@
+//! The tables that are in memory: file -> shared state of the tree.
+//!
+//! ```text
+//!  buckets[hash] -> slot -> slot -> ...      a slot: file, tree, users, when it was last used
+//! ```
+//!
+//! A table is known by its file (tablespace, database, relfilenode), for that is what its pages are cached under, and what
+//! DROP, TRUNCATE and rewrites replace. A file number that is used again is told by the storage id in its meta page.
+//!
+//! - Nothing is read or written while the registry's latch is held. A missing table is loaded under a heavyweight lock on
+//!   the relation, so that those who wait for it can be cancelled, and published when it is complete.
+//! - A slot is in use as long as somebody counts in `users`. A table that is dropped meanwhile is *doomed*: it cannot be found
+//!   any more, and the last user frees it.
+//! - Everything here can be rebuilt from pages (I19), so idle tables are given up when memory or slots run short.
+
+use crate::host::held::HeldList;
+use crate::host::latch::LwLatch;
+use crate::host::standby::{self, Progress};
+use crate::host::{global, interrupt, writers, PgHost};
+use crate::pg::{exit, startup};
+use crate::settings;
+use crate::work::{ask, memory, need};
+use loosekv_engine::error::{Error, Result};
+use loosekv_engine::manifest::Manifest;
+use loosekv_engine::page::PageBuf;
+use loosekv_engine::tree::{Shared, Tree};
+use loosekv_shm::RawLatch;
+use pgrx::pg_sys;
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+
+const BUCKETS: usize = 4096;
+/// End of a chain, no slot.
+const NONE: u32 = u32::MAX;
+/// The "page" of the heavyweight lock under which a table is loaded; no file has it.
+const LOAD_LOCK_PAGE: pg_sys::BlockNumber = pg_sys::InvalidBlockNumber - 1;
+/// Attempts to load while the table changes.
+const LOAD_ATTEMPTS: u32 = 8;
+/// Attempts to evict something and load again before the error is the user's, and the time to wait where nothing can be
+/// evicted now.
+const MEMORY_ATTEMPTS: u32 = 100;
+const NAP: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// What a table is known by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub struct FileKey {
+    pub tablespace: u32,
+    pub database: u32,
+    pub file: u32,
+    /// Backend number of a temporary table, else -1.
+    pub backend: i32,
+}
+
+impl FileKey {
+    fn of(node: pg_sys::RelFileNode, backend: pg_sys::BackendId) -> FileKey {
+        FileKey {
+            tablespace: node.spcNode.to_u32(),
+            database: node.dbNode.to_u32(),
+            file: node.relNode.to_u32(),
+            backend,
+        }
+    }
+
+    /// The file of a relation.
+    ///
+    /// # Safety
+    /// `rel` is open.
+    pub unsafe fn of_relation(rel: pg_sys::Relation) -> FileKey {
+        // SAFETY: the caller's word.
+        unsafe { FileKey::of((*rel).rd_node, (*rel).rd_backend) }
+    }
+
+    pub fn node(&self) -> pg_sys::RelFileNode {
+        let oid = pg_sys::Oid::from;
+        pg_sys::RelFileNode { spcNode: oid(self.tablespace), dbNode: oid(self.database), relNode: oid(self.file) }
+    }
+
+    fn hash(&self) -> u64 {
+        let low = u64::from(self.file) << 32 | u64::from(self.database);
+        let mixed = (low ^ u64::from(self.tablespace) << 17 ^ u64::from(self.backend as u32))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ mixed >> 29
+    }
+}
+
+const FREE: u32 = 0;
+/// Can be found; its tree may still be missing.
+const LIVE: u32 = 1;
+/// Cannot be found any more; to be freed by its last user.
+const DOOMED: u32 = 2;
+
+/// A table in memory, or a free place for one. Never freed; a change of owner raises `stamp`.
+#[repr(align(128))]
+pub struct Slot {
+    /// These three are written with the registry latched exclusively, and read with it latched.
+    key: UnsafeCell<FileKey>,
+    next: AtomicU32,
+    state: AtomicU32,
+    stamp: AtomicU64,
+    users: AtomicU32,
+    /// The tree follows the replay of WAL, see [`standby`].
+    standby: AtomicBool,
+    pub(super) progress: Progress,
+    tree: AtomicPtr<Shared<PgHost>>,
+    /// Statement time of the last use, in microseconds.
+    used: AtomicU64,
+    /// Known length of the file, in pages; the file may be longer.
+    pub file_pages: AtomicU32,
+    /// Every transaction that may have been running at the last flip is below this one.
+    last_flip: AtomicU64,
+    /// Nanoseconds by which each KiB written is delayed; see [`crate::work::pace`].
+    pub write_delay: AtomicU32,
+    pub counters: TableCounters,
+}
+
+// SAFETY: `key` is guarded by the registry's latch.
+unsafe impl Sync for Slot {}
+
+/// What was written for a table since it was loaded.
+#[derive(Default)]
+pub struct TableCounters {
+    /// Bytes of log records.
+    pub log_bytes: AtomicU64,
+    /// Pages of runs and manifests.
+    pub pages_written: AtomicU64,
+    pub flips: AtomicU64,
+}
+
+impl Slot {
+    pub fn free() -> Slot {
+        Slot {
+            key: UnsafeCell::new(FileKey::default()),
+            next: AtomicU32::new(NONE),
+            state: AtomicU32::new(FREE),
+            stamp: AtomicU64::new(0),
+            users: AtomicU32::new(0),
+            standby: AtomicBool::new(false),
+            progress: Progress::default(),
+            tree: AtomicPtr::new(std::ptr::null_mut()),
+            used: AtomicU64::new(0),
+            file_pages: AtomicU32::new(0),
+            last_flip: AtomicU64::new(0),
+            write_delay: AtomicU32::new(0),
+            counters: TableCounters::default(),
+        }
+    }
+
+    /// Prepares a free slot for a table. With the registry latched exclusively.
+    fn occupy(&self, key: FileKey) {
+        debug_assert_eq!(self.state.load(Relaxed), FREE);
+        debug_assert!(self.tree.load(Relaxed).is_null());
+        // SAFETY: the registry is latched exclusively.
+        unsafe { *self.key.get() = key };
+        self.stamp.fetch_add(1, AcqRel);
+        self.standby.store(false, Relaxed);
+        self.file_pages.store(0, Relaxed);
+        self.last_flip.store(0, Relaxed);
+        self.write_delay.store(0, Relaxed);
+        self.counters.log_bytes.store(0, Relaxed);
+        self.counters.pages_written.store(0, Relaxed);
+        self.counters.flips.store(0, Relaxed);
+        self.state.store(LIVE, Release);
+    }
+
+    pub(super) fn tree(&self) -> *const Shared<PgHost> {
+        self.tree.load(Acquire)
+    }
+
+    pub(super) fn is_standby(&self) -> bool {
+        self.standby.load(Acquire)
+    }
+
+    /// The tree has been taken over.
+    pub(super) fn is_primary_now(&self) {
+        self.standby.store(false, Release);
+        ask::worker();
+    }
+
+    /// Notes that a flip is done; `next` is the next transaction id after it.
+    pub(super) fn note_flip(&self, next: u64) {
+        self.last_flip.fetch_max(next, Relaxed);
+    }
+
+    /// Snapshots that could hold extents freed at or before a version of the manifest are older than this transaction.
+    /// (An upper bound: the newest flip's.)
+    pub(super) fn freed_before(&self, _version: u64) -> u64 {
+        self.last_flip.load(Relaxed)
+    }
+}
+
+/// All slots, a hash table over them, and the list of free ones.
+pub struct Registry {
+    latch: LwLatch,
+    slots: *const Slot,
+    len: u32,
+    live: AtomicU32,
+    /// Heads of chains; written with the latch held exclusively.
+    free: AtomicU32,
+    buckets: [AtomicU32; BUCKETS],
+}
+
+// SAFETY: `slots` points to the segment, which all processes see at this address.
+unsafe impl Sync for Registry {}
+
+impl Registry {
+    /// # Safety
+    /// `slots` are `len` free slots that live as long as the segment.
+    pub unsafe fn new(slots: *const Slot, len: usize) -> Registry {
+        let registry = Registry {
+            latch: LwLatch::new(),
+            slots,
+            len: len as u32,
+            live: AtomicU32::new(0),
+            free: AtomicU32::new(0),
+            buckets: std::array::from_fn(|_| AtomicU32::new(NONE)),
+        };
+        for i in 0..registry.len {
+            let next = if i + 1 < registry.len { i + 1 } else { NONE };
+            if let Some(slot) = registry.slot(i) {
+                slot.next.store(next, Relaxed);
+            }
+        }
+        registry
+    }
+
+    fn slot(&self, number: u32) -> Option<&'static Slot> {
+        // SAFETY: within the array, which lives as long as the segment.
+        (number < self.len).then(|| unsafe { &*self.slots.add(number as usize) })
+    }
+
+    fn number(&self, slot: &Slot) -> u32 {
+        // SAFETY: every slot is in the array.
+        unsafe { (slot as *const Slot).offset_from(self.slots) as u32 }
+    }
+
+    fn bucket(&self, key: &FileKey) -> &AtomicU32 {
+        &self.buckets[key.hash() as usize % BUCKETS]
+    }
+
+    /// With the latch held.
+    fn find(&self, key: &FileKey) -> Option<&'static Slot> {
+        let mut at = self.bucket(key).load(Relaxed);
+        while let Some(slot) = self.slot(at) {
+            // SAFETY: the registry is latched.
+            if unsafe { *slot.key.get() } == *key {
+                return Some(slot);
+            }
+            at = slot.next.load(Relaxed);
+        }
+        None
+    }
+
+    /// Takes a slot out of its chain. With the latch held exclusively.
+    fn unlink(&self, slot: &Slot) {
+        // SAFETY: the registry is latched.
+        let mut link = self.bucket(unsafe { &*slot.key.get() });
+        let number = self.number(slot);
+        while link.load(Relaxed) != number {
+            match self.slot(link.load(Relaxed)) {
+                Some(before) => link = &before.next,
+                None => return,
+            }
+        }
+        link.store(slot.next.load(Relaxed), Relaxed);
+    }
+
+    /// Finds or makes the slot, and counts the caller as a user. `None`: all slots are in use.
+    fn enter(&self, key: &FileKey) -> Option<&'static Slot> {
+        {
+            let _latch = self.latch.read();
+            if let Some(slot) = self.find(key) {
+                slot.users.fetch_add(1, AcqRel);
+                return Some(slot);
+            }
+        }
+        let _latch = self.latch.write();
+        let slot = match self.find(key) {
+            Some(slot) => slot,
+            None => {
+                let slot = self.slot(self.free.load(Relaxed))?;
+                self.free.store(slot.next.load(Relaxed), Relaxed);
+                slot.occupy(*key);
+                let bucket = self.bucket(key);
+                slot.next.store(bucket.load(Relaxed), Relaxed);
+                bucket.store(self.number(slot), Relaxed);
+                self.live.fetch_add(1, Relaxed);
+                slot
+            }
+        };
+        slot.users.fetch_add(1, AcqRel);
+        Some(slot)
+    }
+
+    /// Makes the slot unfindable. It is freed now, or by its last user.
+    fn doom(&self, slot: &'static Slot) {
+        {
+            let _latch = self.latch.write();
+            if slot.state.load(Relaxed) != LIVE {
+                return;
+            }
+            self.unlink(slot);
+            self.live.fetch_sub(1, Relaxed);
+            slot.state.store(DOOMED, Release);
+        }
+        self.reap(slot);
+    }
+
+    /// As [`Registry::doom`], but only if nobody uses the slot: a user goes on writing to what it has.
+    ///
+    /// A process that comes by [`Recent::find`] counts itself first and looks at the state second; here the state comes
+    /// first. So one of the two sees the other.
+    fn evict(&self, slot: &'static Slot) -> bool {
+        {
+            let _latch = self.latch.write();
+            if slot.state.load(SeqCst) != LIVE {
+                return false;
+            }
+            slot.state.store(DOOMED, SeqCst);
+            if slot.users.load(SeqCst) != 0 {
+                slot.state.store(LIVE, SeqCst);
+                return false;
+            }
+            self.unlink(slot);
+            self.live.fetch_sub(1, Relaxed);
+        }
+        self.reap(slot);
+        true
+    }
+
+    /// Frees a doomed slot that nobody uses.
+    fn reap(&self, slot: &'static Slot) {
+        let tree = {
+            let _latch = self.latch.write();
+            if slot.state.load(Relaxed) != DOOMED || slot.users.load(Acquire) != 0 {
+                return;
+            }
+            slot.state.store(FREE, Release);
+            slot.stamp.fetch_add(1, AcqRel);
+            let tree = slot.tree.swap(std::ptr::null_mut(), AcqRel);
+            slot.next.store(self.free.load(Relaxed), Relaxed);
+            self.free.store(self.number(slot), Relaxed);
+            tree
+        };
+        if !tree.is_null() {
+            // SAFETY: made by `Box::into_raw` when it was published; nobody uses it and nobody can find it.
+            drop(unsafe { Box::from_raw(tree) });
+        }
+    }
+
+    fn leave(&self, slot: &'static Slot) {
+        if slot.users.fetch_sub(1, AcqRel) == 1 && slot.state.load(Acquire) == DOOMED {
+            self.reap(slot);
+        }
+    }
+
+    /// The table that has not been used for the longest time.
+    fn coldest(&self) -> Option<&'static Slot> {
+        let _latch = self.latch.read();
+        (0..self.len)
+            .filter_map(|i| self.slot(i))
+            .filter(|slot| slot.state.load(Relaxed) == LIVE && slot.users.load(Relaxed) == 0)
+            .min_by_key(|slot| slot.used.load(Relaxed))
+    }
+}
+
+fn registry() -> Result<&'static Registry> {
+    let missing = || Error::Unavailable("loosekv is not in shared_preload_libraries".into());
+    global::get().map(|global| &global.registry).ok_or_else(missing)
+}
+
+/// The uses of slots by this process, in case it ends without unwinding.
+static IN_USE: HeldList = HeldList::new();
+
+/// A table in use by this process.
+pub struct Table {
+    slot: &'static Slot,
+    tree: &'static Shared<PgHost>,
+}
+
+impl Table {
+    /// Counts this process as a user of `slot`, or takes over such a count.
+    fn enter(slot: &'static Slot) -> Option<Table> {
+        // SAFETY: while a user is counted the tree is not freed.
+        let tree = unsafe { slot.tree.load(Acquire).as_ref() }?;
+        // SAFETY: reads a process-local time.
+        let now = unsafe { pg_sys::GetCurrentStatementStartTimestamp() } as u64;
+        if slot.used.load(Relaxed).abs_diff(now) > 1_000_000 {
+            slot.used.store(now, Relaxed);
+        }
+        Some(Table { slot, tree })
+    }
+
+    /// The same, with all that has been replayed. After the statement's snapshot was taken.
+    fn caught_up(self, rel: pg_sys::Relation) -> Result<Table> {
+        if self.slot.is_standby() {
+            let mut attempts = 0;
+            while let Err(error) = standby::catch_up(rel, self.slot, self.tree) {
+                attempts += 1;
+                if !matches!(error, Error::MemoryFull { .. }) || attempts > LOAD_ATTEMPTS || !make_room()? {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    pub fn slot(&self) -> &'static Slot {
+        self.slot
+    }
+
+    pub fn shared(&self) -> &Shared<PgHost> {
+        self.tree
+    }
+
+    /// The tree over this table, through an open relation.
+    pub fn tree(&self, rel: pg_sys::Relation) -> Tree<'_, PgHost> {
+        Tree::new(self.tree, PgHost::new(rel, Some(self.slot)))
+    }
+
+    /// As [`Table::tree`], for reading much: through a ring of buffers.
+    pub fn sweeping_tree(&self, rel: pg_sys::Relation) -> Tree<'_, PgHost> {
+        Tree::new(self.tree, PgHost::new(rel, Some(self.slot)).sweeping())
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        release(self.slot);
+    }
+}
+
+fn hold(slot: &'static Slot) {
+    IN_USE.push(slot as *const Slot as usize);
+    if let Some(global) = global::get() {
+        global.readers.publish(slot as *const Slot as usize);
+    }
+}
+
+fn release(slot: &'static Slot) {
+    IN_USE.remove(slot as *const Slot as usize);
+    if let Some(global) = global::get() {
+        global.readers.withdraw(slot as *const Slot as usize);
+    }
+    if let Ok(registry) = registry() {
+        registry.leave(slot);
+    }
+}
+
+/// Slots that this process has used last and found to be of the file they should be.
+struct Recent {
+    entries: UnsafeCell<[RecentEntry; RECENT]>,
+}
+
+const RECENT: usize = 16;
+
+#[derive(Clone, Copy)]
+struct RecentEntry {
+    key: FileKey,
+    relid: u32,
+    stamp: u64,
+    slot: Option<&'static Slot>,
+}
+
+// SAFETY: per process, and a process is one thread.
+unsafe impl Sync for Recent {}
+
+const EMPTY: RecentEntry =
+    RecentEntry { key: FileKey { tablespace: 0, database: 0, file: 0, backend: 0 }, relid: 0, stamp: 0, slot: None };
+static RECENTLY: Recent = Recent { entries: UnsafeCell::new([EMPTY; RECENT]) };
+
+impl Recent {
+    fn entry(&self, key: &FileKey) -> *mut RecentEntry {
+        // SAFETY: the index is within the array.
+        unsafe { self.entries.get().cast::<RecentEntry>().add(key.hash() as usize % RECENT) }
+    }
+
+    /// The slot, counted as used, if it is still the one that was found before.
+    fn find(&self, key: &FileKey) -> Option<&'static Slot> {
+        // SAFETY: this process is one thread and the copy ends the borrow.
+        let entry = unsafe { *self.entry(key) };
+        let slot = entry.slot.filter(|_| entry.key == *key)?;
+        slot.users.fetch_add(1, SeqCst);
+        if slot.stamp.load(SeqCst) == entry.stamp && slot.state.load(SeqCst) == LIVE {
+            return Some(slot);
+        }
+        if let Ok(registry) = registry() {
+            registry.leave(slot);
+        }
+        None
+    }
+
+    fn note(&self, key: FileKey, relid: u32, slot: &'static Slot) {
+        let entry = RecentEntry { key, relid, stamp: slot.stamp.load(Acquire), slot: Some(slot) };
+        // SAFETY: this process is one thread.
+        unsafe { *self.entry(&key) = entry };
+    }
+
+    /// `relid` 0: all.
+    fn forget(&self, relid: u32) {
+        for i in 0..RECENT {
+            // SAFETY: within the array; this process is one thread.
+            unsafe {
+                let entry = self.entries.get().cast::<RecentEntry>().add(i);
+                if relid == 0 || (*entry).relid == relid {
+                    *entry = EMPTY;
+                }
+            }
+        }
+    }
+}
+
+/// A relcache invalidation: the relation may have another file, or another table its file.
+pub fn relation_changed(relid: pg_sys::Oid) {
+    RECENTLY.forget(relid.to_u32());
+}
+
+/// The table of an open relation, loaded if need be; a relation without pages gets its first. `None`: on a standby, a table
+/// that has no pages (yet).
+pub fn open(rel: pg_sys::Relation) -> Result<Option<Table>> {
+    startup::require();
+    // SAFETY: the relation is open.
+    let key = unsafe { FileKey::of_relation(rel) };
+    if let Some(slot) = RECENTLY.find(&key) {
+        hold(slot);
+        match Table::enter(slot) {
+            Some(table) => return table.caught_up(rel).map(Some),
+            None => release(slot),
+        }
+    }
+    open_slow(rel, key)
+}
+
+#[cold]
+fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
+    let registry = registry()?;
+    if key.backend != pg_sys::InvalidBackendId {
+        forget_temporary(|node| {
+            // SAFETY: guarded; the file of a temporary table of this session.
+            !unsafe { pg_sys::smgrexists(pg_sys::smgropen(node, key.backend), pg_sys::ForkNumber::MAIN_FORKNUM) }
+        });
+    }
+    let mut attempts = 0;
+    loop {
+        let Some(slot) = registry.enter(&key) else {
+            if make_room()? {
+                continue;
+            }
+            return Err(Error::Unavailable("all table slots of shared memory are in use".into()));
+        };
+        hold(slot);
+        let entered = InUse(slot);
+        let host = PgHost::new(rel, Some(slot));
+        if is_of_another_file(&host, slot)? {
+            registry.doom(slot);
+            continue;
+        }
+        if slot.tree.load(Acquire).is_null() {
+            match load_locked(&host, slot) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(Error::MemoryFull { .. }) if attempts < MEMORY_ATTEMPTS => {
+                    // More each time: what one table had may be in small pieces.
+                    if !make_rooms(1 << attempts.min(6))? {
+                        interrupt::nap(NAP);
+                    }
+                    attempts += 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        // SAFETY: the relation is open.
+        RECENTLY.note(key, unsafe { (*rel).rd_id.to_u32() }, slot);
+        if let Some(table) = Table::enter(slot) {
+            std::mem::forget(entered);
+            return table.caught_up(rel).map(Some);
+        }
+    }
+}
+
+/// A counted use of a slot whose tree is not there yet.
+struct InUse(&'static Slot);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        release(self.0);
+    }
+}
+
+/// A file number was used again, or the file was emptied.
+fn is_of_another_file(host: &PgHost, slot: &Slot) -> Result<bool> {
+    // SAFETY: a user is counted, so the tree stays.
+    let Some(tree) = (unsafe { slot.tree.load(Acquire).as_ref() }) else { return Ok(false) };
+    if host.file_pages() == 0 {
+        return Ok(true);
+    }
+    Ok(host.meta()?.is_none_or(|meta| !same_storage(tree, &meta)))
+}
+
+/// Whether the meta page is of the storage that the tree was loaded from.
+fn same_storage(tree: &Shared<PgHost>, meta: &PageBuf) -> bool {
+    Manifest::decode_meta(meta).is_ok_and(|(manifest, _)| manifest.storage_id == tree.storage_id)
+}
+
+/// Loads under a lock that only loaders take. False: there is nothing to load.
+fn load_locked(host: &PgHost, slot: &'static Slot) -> Result<bool> {
+    with_load_lock(host.rel(), || if slot.tree.load(Acquire).is_null() { load(host, slot) } else { Ok(true) })
+}
+
+/// One at a time for each table, and whoever waits can be cancelled.
+pub(super) fn with_load_lock<R>(rel: pg_sys::Relation, work: impl FnOnce() -> R) -> R {
+    let lock = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+    // SAFETY: guarded; released below, or by the transaction's abort after an ERROR.
+    unsafe { pg_sys::LockPage(rel, LOAD_LOCK_PAGE, lock) };
+    let result = work();
+    // SAFETY: taken above.
+    unsafe { pg_sys::UnlockPage(rel, LOAD_LOCK_PAGE, lock) };
+    result
+}
+
+/// For replay: the slot of a table that is in memory, counted as used. (It publishes nothing: it reads no pages.)
+pub(super) fn count_user(node: pg_sys::RelFileNode) -> Option<&'static Slot> {
+    let registry = registry().ok()?;
+    let _latch = registry.latch.read();
+    let slot = registry.find(&FileKey::of(node, pg_sys::InvalidBackendId))?;
+    slot.users.fetch_add(1, SeqCst);
+    Some(slot)
+}
+
+/// Takes back what [`count_user`] counted.
+pub(super) fn uncount_user(slot: &'static Slot) {
+    if let Ok(registry) = registry() {
+        registry.leave(slot);
+    }
+}
+
+fn load(host: &PgHost, slot: &'static Slot) -> Result<bool> {
+    // SAFETY: reads a flag in shared memory.
+    let standby = unsafe { pg_sys::RecoveryInProgress() };
+    slot.note_flip(writers::next());
+    let tree = if standby { standby::load(host, &slot.progress)? } else { Some(load_on_primary(host)?) };
+    let Some(tree) = tree else { return Ok(false) };
+    if let Some(global) = global::get() {
+        global.counters.loads.fetch_add(1, Relaxed);
+    }
+    let unfinished = !standby && host.is_shared() && (need::after_load(&tree) || memory::is_short());
+    slot.standby.store(standby, Relaxed);
+    let before = slot.tree.swap(Box::into_raw(tree), AcqRel);
+    debug_assert!(before.is_null(), "loaded under the load lock");
+    if unfinished {
+        ask::worker();
+    }
+    Ok(true)
+}
+
+fn load_on_primary(host: &PgHost) -> Result<Box<Shared<PgHost>>> {
+    interrupt::held(|| {
+        if host.meta()?.is_none() {
+            Tree::create(host, new_storage_id()?)?;
+        }
+        let tree = Tree::load(host, &settings::tree_options())?;
+        // After a crash the file may end before pages that were allocated and not written yet.
+        host.grow(u32::try_from(tree.space().1).unwrap_or(u32::MAX))?;
+        Ok(tree)
+    })
+}
+
+fn new_storage_id() -> Result<u64> {
+    let mut id = [0u8; 8];
+    // SAFETY: fills the eight bytes.
+    if unsafe { pg_sys::pg_strong_random(id.as_mut_ptr().cast(), id.len()) } {
+        Ok(u64::from_ne_bytes(id))
+    } else {
+        Err(Error::Unavailable("the system gives no random numbers".into()))
+    }
+}
+
+/// The file is gone, or will be as soon as the transaction has ended.
+pub fn forget(node: pg_sys::RelFileNode) {
+    forget_key(&FileKey::of(node, pg_sys::InvalidBackendId));
+}
+
+/// The relation's file was emptied (ON COMMIT DELETE ROWS, TRUNCATE of a table created in the same transaction).
+pub fn forget_relation(rel: pg_sys::Relation) {
+    // SAFETY: the relation is open.
+    forget_key(unsafe { &FileKey::of_relation(rel) });
+}
+
+fn forget_key(key: &FileKey) {
+    let Ok(registry) = registry() else { return };
+    let found = {
+        let _latch = registry.latch.read();
+        registry.find(key)
+    };
+    if let Some(slot) = found {
+        // Between the two latches the slot may have become another table's: harmless, it is loaded again.
+        registry.doom(slot);
+    }
+}
+
+/// Gives up the memory of the table that has been idle for the longest time. False: all are in use.
+pub fn make_room() -> Result<bool> {
+    let registry = registry()?;
+    while let Some(slot) = registry.coldest() {
+        if registry.evict(slot) {
+            if let Some(global) = global::get() {
+                global.counters.evictions.fetch_add(1, Relaxed);
+            }
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// As [`make_room`], for up to `count` tables. False: all are in use.
+pub fn make_rooms(count: u32) -> Result<bool> {
+    let mut any = false;
+    for _ in 0..count {
+        if !make_room()? {
+            break;
+        }
+        any = true;
+    }
+    // What was given up, now or earlier, is to be found by the next who allocates.
+    loosekv_shm::epoch::collect(3);
+    Ok(any)
+}
+
+/// Whether any table is in memory.
+pub fn any_open() -> bool {
+    registry().is_ok_and(|registry| registry.live.load(Relaxed) > 0)
+}
+
+/// Shows the tables in memory: file, users, known pages, counters.
+pub fn each(mut show: impl FnMut(FileKey, u32, &'static Slot)) {
+    let Ok(registry) = registry() else { return };
+    for slot in (0..registry.len).filter_map(|i| registry.slot(i)) {
+        let key = {
+            let _latch = registry.latch.read();
+            // SAFETY: the registry is latched.
+            (slot.state.load(Relaxed) == LIVE).then(|| unsafe { *slot.key.get() })
+        };
+        if let Some(key) = key {
+            show(key, slot.users.load(Relaxed), slot);
+        }
+    }
+}
+
+/// Shows the trees of a database that are in memory, each counted as used meanwhile, and when each was last used, in
+/// microseconds; temporary tables are not shown.
+pub fn each_tree(database: u32, mut show: impl FnMut(FileKey, &Shared<PgHost>, u64)) {
+    let Ok(registry) = registry() else { return };
+    exit::attach();
+    for slot in (0..registry.len).filter_map(|i| registry.slot(i)) {
+        if slot.state.load(Relaxed) != LIVE {
+            continue;
+        }
+        let key = {
+            let _latch = registry.latch.read();
+            // SAFETY: the registry is latched.
+            let key = unsafe { *slot.key.get() };
+            let wanted = key.database == database && key.backend == pg_sys::InvalidBackendId;
+            if !wanted || slot.state.load(SeqCst) != LIVE {
+                continue;
+            }
+            slot.users.fetch_add(1, SeqCst);
+            key
+        };
+        hold(slot);
+        let _entered = InUse(slot);
+        // SAFETY: a user is counted, so the tree stays.
+        if let Some(tree) = unsafe { slot.tree.load(Acquire).as_ref() } {
+            if !slot.standby.load(Relaxed) {
+                show(key, tree, slot.used.load(Relaxed));
+            }
+        }
+    }
+}
+
+/// Lets go of what a process that ends without unwinding uses.
+pub fn release_by_force() {
+    let Ok(registry) = registry() else { return };
+    while let Some(item) = IN_USE.pop() {
+        // SAFETY: only slots are pushed, and slots live as long as the segment.
+        registry.leave(unsafe { &*(item as *const Slot) });
+    }
+}
+
+/// Forgets this session's temporary tables of which `gone` is true. PostgreSQL does not tell which it has dropped.
+pub fn forget_temporary(gone: impl Fn(pg_sys::RelFileNode) -> bool) {
+    let Ok(registry) = registry() else { return };
+    // SAFETY: set at process start.
+    let mine = unsafe { pg_sys::MyBackendId };
+    each(|key, _, slot| {
+        if key.backend != pg_sys::InvalidBackendId && key.backend == mine && gone(key.node()) {
+            registry.doom(slot);
+        }
+    });
+}

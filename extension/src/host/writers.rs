@@ -1,0 +1,149 @@
+//! Writers are full transaction ids. What became of one, as of now, and conversions between 64 and 32 bits.
+
+use loosekv_engine::host::{Horizon, Lagging};
+use loosekv_engine::types::{Fate, Head, Writer};
+use pgrx::pg_sys;
+
+/// Transaction ids below this one are no transactions: a row of such a writer was frozen when it was written.
+const FIRST_NORMAL: u64 = pg_sys::TransactionId::FIRST_NORMAL.into_inner() as u64;
+
+/// The 32 bits that PostgreSQL's own functions take.
+#[inline]
+pub fn xid(writer: Writer) -> pg_sys::TransactionId {
+    pg_sys::TransactionId::from_inner(writer.0 as u32)
+}
+
+/// The transaction id that will be given out next. Every running or finished transaction is below it.
+pub fn next() -> u64 {
+    // SAFETY: guarded; reads shared memory under a lock.
+    unsafe { pg_sys::ReadNextFullTransactionId().value }
+}
+
+/// The full id of a transaction id that is at most 2^31 older than `next`.
+pub fn widen(xid: pg_sys::TransactionId, next: u64) -> Writer {
+    let xid = u64::from(xid.into_inner());
+    if xid < FIRST_NORMAL {
+        return Writer(xid);
+    }
+    let full = (next & !u64::from(u32::MAX)) | xid;
+    // A live id is never above the next one: then it is of the epoch before.
+    Writer(if full > next { full.saturating_sub(1 << 32) } else { full })
+}
+
+/// The current (sub)transaction, which gets an id if it has none yet.
+pub fn current() -> Writer {
+    // SAFETY: guarded; an ERROR (in a parallel worker, or ids used up) becomes a panic.
+    Writer(unsafe { pg_sys::GetCurrentFullTransactionId().value })
+}
+
+/// Whether the writer is this session's transaction or a subtransaction of it that was not rolled back.
+#[inline]
+pub fn is_current(writer: Writer) -> bool {
+    // SAFETY: looks at process-local state and raises nothing.
+    writer.0 >= FIRST_NORMAL && unsafe { crate::pg::bindings::TransactionIdIsCurrentTransactionId(xid(writer)) }
+}
+
+/// What became of a writer. `oldest`: committed writers below it are visible to all.
+pub fn fate(writer: Writer, oldest: Writer) -> Fate {
+    if writer.0 < FIRST_NORMAL {
+        return Fate::VisibleToAll;
+    }
+    if is_current(writer) {
+        return Fate::InProgress;
+    }
+    // SAFETY: guarded. In progress must be asked first: a transaction leaves the list after its fate is in the log.
+    unsafe {
+        if pg_sys::TransactionIdIsInProgress(xid(writer)) {
+            Fate::InProgress
+        } else if !pg_sys::TransactionIdDidCommit(xid(writer)) {
+            Fate::Aborted
+        } else if writer < oldest {
+            Fate::VisibleToAll
+        } else {
+            Fate::Committed
+        }
+    }
+}
+
+/// No snapshot, now or later, fails to see a committed writer of this table below the result.
+///
+/// # Safety
+/// `rel` is open, or null: then the answer holds for every table of every database.
+pub unsafe fn oldest_visible_to_all(rel: pg_sys::Relation) -> Writer {
+    // SAFETY: guarded; the caller's word.
+    let oldest = unsafe { pg_sys::GetOldestNonRemovableTransactionId(rel) };
+    widen(oldest, next())
+}
+
+/// The oldest snapshot that standbys have reported (hot_standby_feedback), by their walsenders or their slots.
+pub fn standbys() -> Option<Lagging> {
+    // SAFETY: settings and shared structures that exist since the server's start. Others' ids are read without a lock, as
+    // a hint: one that changes meanwhile is as if it were read a moment before or after.
+    let oldest = unsafe {
+        if pg_sys::max_wal_senders == 0 {
+            return None;
+        }
+        let (mut slots, mut catalog) = (pg_sys::InvalidTransactionId, pg_sys::InvalidTransactionId);
+        pg_sys::ProcArrayGetReplicationSlotXmin(&mut slots, &mut catalog);
+        let next = next();
+        let all = &*pg_sys::ProcGlobal;
+        let processes = (0..all.allProcCount as usize).map(|i| &*all.allProcs.add(i));
+        let senders = processes.filter(|proc| u32::from(proc.statusFlags) & pg_sys::PROC_AFFECTS_ALL_HORIZONS != 0);
+        let reported = senders.map(|proc| proc.xmin).chain([slots]);
+        reported.filter(|xmin| *xmin != pg_sys::InvalidTransactionId).map(|xmin| widen(xmin, next)).min()
+    };
+    oldest.map(|oldest| Lagging { oldest, next: Writer(next()) })
+}
+
+/// How things stand, for one flush or one merge.
+pub struct XidHorizon {
+    oldest: Writer,
+    /// Rows of one writer tend to stand together.
+    last: Option<(Writer, Fate)>,
+}
+
+impl XidHorizon {
+    /// # Safety
+    /// `rel` is open.
+    pub unsafe fn now(rel: pg_sys::Relation) -> XidHorizon {
+        // SAFETY: the caller's word.
+        XidHorizon { oldest: unsafe { oldest_visible_to_all(rel) }, last: None }
+    }
+}
+
+impl Horizon for XidHorizon {
+    fn fate(&mut self, head: &Head) -> Fate {
+        match self.last {
+            Some((writer, fate)) if writer == head.writer => fate,
+            _ => {
+                let fate = fate(head.writer, self.oldest);
+                if fate != Fate::InProgress {
+                    self.last = Some((head.writer, fate));
+                }
+                fate
+            }
+        }
+    }
+
+    fn oldest(&self) -> Writer {
+        self.oldest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wide(xid: u32, next: u64) -> u64 {
+        widen(pg_sys::TransactionId::from_inner(xid), next).0
+    }
+
+    #[test]
+    fn ids_widen_into_the_epoch_of_the_next_one() {
+        assert_eq!(wide(100, 200), 100);
+        assert_eq!(wide(200, 200), 200);
+        assert_eq!(wide(100, (5 << 32) | 200), (5 << 32) | 100);
+        assert_eq!(wide(u32::MAX, (5 << 32) | 200), (4 << 32) | u64::from(u32::MAX));
+        assert_eq!(wide(2, (5 << 32) | 200), 2);
+    }
+}

@@ -1,0 +1,214 @@
+//! Functions for the people who run the database: `loosekv.flush`, `loosekv.compact`, `loosekv.runs`, `loosekv.table_stats`.
+//!
+//! The install script gives them their SQL names. Changing a table's files is its owner's affair; looking at it takes the
+//! right to read it, or to read statistics.
+
+use super::{catalog, error, startup, table_vacuum};
+use crate::host::PgHost;
+use crate::table::Open;
+use pgrx::iter::TableIterator;
+use pgrx::pg_sys;
+use pgrx::pg_sys::Oid;
+use pgrx::prelude::*;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Opens a table of ours, and closes it when the work is done. After an error PostgreSQL closes it.
+fn with_table<T>(
+    table: Oid,
+    lock: u32,
+    allowed: impl FnOnce(Oid) -> pg_sys::AclResult::Type,
+    work: impl FnOnce(&Open) -> T,
+) -> T {
+    startup::require();
+    // SAFETY: opened and closed here.
+    unsafe {
+        let rel = pg_sys::relation_open(table, lock as i32);
+        let name = error::relation_name(rel);
+        if !catalog::is_our_table(rel) {
+            error::raise(
+                PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+                format!("\"{name}\" is not a loosekv table"),
+                Some("The tables are listed in the view loosekv.stats."),
+            );
+        }
+        if allowed(table) != pg_sys::AclResult::ACLCHECK_OK {
+            error::raise(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("permission denied for table {name}"),
+                None,
+            );
+        }
+        let result = {
+            let open = Open::new(rel);
+            work(&open)
+        };
+        pg_sys::relation_close(rel, lock as i32);
+        result
+    }
+}
+
+fn is_owner(table: Oid) -> pg_sys::AclResult::Type {
+    // SAFETY: a catalog look-up.
+    let owner = unsafe { pg_sys::pg_class_ownercheck(table, pg_sys::GetUserId()) };
+    if owner {
+        pg_sys::AclResult::ACLCHECK_OK
+    } else {
+        pg_sys::AclResult::ACLCHECK_NOT_OWNER
+    }
+}
+
+fn may_look(table: Oid) -> pg_sys::AclResult::Type {
+    // SAFETY: catalog look-ups.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        if pg_sys::has_privs_of_role(user, Oid::from(pg_sys::ROLE_PG_READ_ALL_STATS)) {
+            return pg_sys::AclResult::ACLCHECK_OK;
+        }
+        pg_sys::pg_class_aclcheck(table, user, u64::from(pg_sys::ACL_SELECT) as pg_sys::AclMode)
+    }
+}
+
+/// Writes the table's memtables to runs.
+#[pg_extern(volatile, parallel_unsafe)]
+fn loosekv_flush(table: Oid) {
+    with_table(table, pg_sys::RowExclusiveLock, is_owner, table_vacuum::flush);
+}
+
+/// Flushes, and merges all runs into one.
+#[pg_extern(volatile, parallel_unsafe)]
+fn loosekv_compact(table: Oid) {
+    with_table(table, pg_sys::RowExclusiveLock, is_owner, |open| {
+        table_vacuum::flush(open);
+        table_vacuum::merge(open, true);
+    });
+}
+
+type RunRow = (i64, i32, i64, i64, i64, i64, i64, i64, i64, bool, bool, Vec<u8>, Vec<u8>);
+
+/// The runs of a table, newest first.
+#[pg_extern(volatile, parallel_unsafe)]
+#[allow(clippy::type_complexity)]
+fn loosekv_runs(
+    table: Oid,
+) -> TableIterator<
+    'static,
+    (
+        name!(run, i64),
+        name!(level, i32),
+        name!(first_l0, i64),
+        name!(last_l0, i64),
+        name!(rows, i64),
+        name!(keys, i64),
+        name!(tombstones, i64),
+        name!(row_bytes, i64),
+        name!(pages, i64),
+        name!(settled, bool),
+        name!(compressed, bool),
+        name!(min_key, Vec<u8>),
+        name!(max_key, Vec<u8>),
+    ),
+> {
+    let rows: Vec<RunRow> = with_table(table, pg_sys::AccessShareLock, may_look, |open| {
+        let describe = |run: &loosekv_engine::manifest::RunDesc| {
+            let shape = &run.shape;
+            (
+                run.id.0 as i64,
+                i32::from(run.level),
+                run.first_l0.0 as i64,
+                run.last_l0.0 as i64,
+                shape.rows as i64,
+                shape.keys as i64,
+                shape.tombstones as i64,
+                shape.bytes as i64,
+                run.extents.iter().map(|extent| i64::from(extent.pages)).sum(),
+                run.settled,
+                shape.compressed,
+                shape.min_key.clone(),
+                shape.max_key.clone(),
+            )
+        };
+        table_vacuum::runs(open).iter().rev().map(describe).collect()
+    });
+    TableIterator::new(rows)
+}
+
+/// What `loosekv.stats` shows of one table. Counters begin when the table is loaded into memory.
+#[pg_extern(volatile, parallel_unsafe)]
+#[allow(clippy::type_complexity)]
+fn loosekv_table_stats(
+    table: Oid,
+) -> TableIterator<
+    'static,
+    (
+        name!(levels, i32),
+        name!(runs, i32),
+        name!(run_rows, i64),
+        name!(run_bytes, i64),
+        name!(run_pages, i64),
+        name!(memtables, i32),
+        name!(memtable_rows, i64),
+        name!(memtable_bytes, i64),
+        name!(index_keys, i64),
+        name!(index_bytes, i64),
+        name!(indexed_runs, i32),
+        name!(row_ids, i64),
+        name!(rows_written, i64),
+        name!(bytes_written, i64),
+        name!(pages_written, i64),
+        name!(write_amplification, Option<f64>),
+        name!(flushes, i64),
+        name!(compactions, i64),
+        name!(stalls, i64),
+        name!(gets, i64),
+        name!(runs_looked_into, i64),
+        name!(filter_probes, i64),
+        name!(filter_hits, i64),
+        name!(guided_scans, i64),
+        name!(merged_scans, i64),
+    ),
+> {
+    let row = with_table(table, pg_sys::AccessShareLock, may_look, |open| {
+        let runs = table_vacuum::runs(open);
+        let shared = open.tree.shared();
+        let (indexed_from, memtables, memtable_rows, memtable_bytes) = {
+            let view = shared.current.pin::<PgHost>();
+            let memtables = view.memtables().count() as i32;
+            let rows: u64 = view.memtables().map(|memtable| memtable.table.rows()).sum();
+            let bytes: u64 = view.memtables().map(|memtable| memtable.table.memory_used() as u64).sum();
+            (view.indexed_from, memtables, rows as i64, bytes as i64)
+        };
+        let counters = &shared.counters;
+        let bytes_written = counters.bytes_written.load(Relaxed);
+        let pages_written = counters.flushed_pages.load(Relaxed) + counters.compacted_pages.load(Relaxed);
+        let written_again = pages_written as f64 * f64::from(pg_sys::BLCKSZ);
+        let amplification = (bytes_written > 0).then(|| 1.0 + written_again / bytes_written as f64);
+        (
+            runs.iter().map(|run| i32::from(run.level) + 1).max().unwrap_or(0),
+            runs.len() as i32,
+            runs.iter().map(|run| run.shape.rows as i64).sum(),
+            runs.iter().map(|run| run.shape.bytes as i64).sum(),
+            runs.iter().flat_map(|run| &run.extents).map(|extent| i64::from(extent.pages)).sum(),
+            memtables,
+            memtable_rows,
+            memtable_bytes,
+            shared.index.len() as i64,
+            shared.index.bytes() as i64,
+            runs.iter().filter(|run| run.last_l0 >= indexed_from).count() as i32,
+            open.tree.next_row_id().0 as i64,
+            counters.rows_written.load(Relaxed) as i64,
+            bytes_written as i64,
+            pages_written as i64,
+            amplification,
+            counters.flushes.load(Relaxed) as i64,
+            counters.compactions.load(Relaxed) as i64,
+            counters.stalls.load(Relaxed) as i64,
+            counters.gets.load(Relaxed) as i64,
+            counters.runs_looked_into.load(Relaxed) as i64,
+            counters.filter_probes.load(Relaxed) as i64,
+            counters.filter_hits.load(Relaxed) as i64,
+            counters.guided_scans.load(Relaxed) as i64,
+            counters.merged_scans.load(Relaxed) as i64,
+        )
+    });
+    TableIterator::once(row)
+}

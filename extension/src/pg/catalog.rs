@@ -1,0 +1,193 @@
+//! Questions to the catalog.
+
+use crate::codec::key::KeyCodec;
+use pgrx::pg_sys;
+use pgrx::pg_sys::{Oid, Relation};
+use std::cell::Cell;
+
+/// Name of the index access method that serves the primary keys of our tables.
+pub const KEY_AM: &std::ffi::CStr = c"loosekv_key";
+
+/// An index as far as rows are concerned.
+pub struct IndexFacts {
+    pub oid: Oid,
+    /// It is the primary key, and ours.
+    pub is_key: bool,
+    /// Unique, or an exclusion constraint.
+    pub is_unique: bool,
+    pub attributes: Vec<i16>,
+}
+
+/// Number of a relation's file.
+///
+/// # Safety
+/// `rel` is open.
+pub unsafe fn file_of(rel: Relation) -> u32 {
+    // SAFETY: by the contract.
+    u32::from(unsafe { (*rel).rd_node.relNode })
+}
+
+/// Whether the table is one of ours.
+///
+/// # Safety
+/// `rel` is open.
+pub unsafe fn is_our_table(rel: Relation) -> bool {
+    // SAFETY: by the contract.
+    unsafe { std::ptr::eq((*rel).rd_tableam, super::table_am::routine()) }
+}
+
+/// Whether the index is served by our access method (its `relam` may be masked).
+///
+/// # Safety
+/// `index` is open.
+pub unsafe fn is_our_index(index: Relation) -> bool {
+    // SAFETY: by the contract; the routine of an open index is loaded.
+    unsafe {
+        let routine = (*index).rd_indam;
+        !routine.is_null()
+            && (*routine).ambuild.is_some_and(|f| f as usize == super::index_am::build as *const () as usize)
+    }
+}
+
+/// The indexes of an open table that take part in writes.
+pub fn indexes_of(rel: Relation) -> Vec<IndexFacts> {
+    let mut facts = Vec::new();
+    // SAFETY: the table is open and locked, so its indexes do not go away; errors unwind.
+    unsafe {
+        let list = pg_sys::RelationGetIndexList(rel);
+        // Opening an index takes in invalidations, which empty this field until the list is asked for again.
+        let key = (*rel).rd_pkindex;
+        for oid in oids(list) {
+            let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as i32);
+            let form = (*index).rd_index;
+            let natts = usize::try_from((*form).indnkeyatts).unwrap_or(0);
+            facts.push(IndexFacts {
+                oid,
+                is_key: oid == key && is_our_index(index),
+                is_unique: (*form).indisunique || (*form).indisexclusion,
+                attributes: (*form).indkey.values.as_slice(natts).to_vec(),
+            });
+            pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
+        }
+        pg_sys::list_free(list);
+    }
+    facts
+}
+
+/// The key that an index of ours gives to its table.
+pub fn key_codec(index: Oid) -> KeyCodec {
+    // SAFETY: the index exists: its table is open and names it.
+    unsafe {
+        let rel = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
+        let codec = KeyCodec::for_index(rel);
+        pg_sys::index_close(rel, pg_sys::AccessShareLock as i32);
+        codec.unwrap_or_else(|unsupported| unsupported.report())
+    }
+}
+
+/// The members of a list of oids.
+///
+/// # Safety
+/// `list` is null or a valid list of oids.
+pub unsafe fn oids(list: *const pg_sys::List) -> Vec<Oid> {
+    if list.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: a list has `length` cells.
+    unsafe {
+        let cells = std::slice::from_raw_parts((*list).elements, (*list).length as usize);
+        cells.iter().map(|cell| cell.oid_value).collect()
+    }
+}
+
+/// The members of a list of nodes.
+///
+/// # Safety
+/// `list` is null or a valid list of pointers to `T`.
+pub unsafe fn nodes<T>(list: *const pg_sys::List) -> Vec<*mut T> {
+    if list.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: a list has `length` cells.
+    unsafe {
+        let cells = std::slice::from_raw_parts((*list).elements, (*list).length as usize);
+        cells.iter().map(|cell| cell.ptr_value.cast::<T>()).collect()
+    }
+}
+
+thread_local! {
+    static KEY_AM_OID: Cell<Oid> = const { Cell::new(Oid::INVALID) };
+}
+
+/// Our index access method's oid; invalid where the extension is not installed.
+pub fn key_am() -> Oid {
+    let known = KEY_AM_OID.get();
+    if known != Oid::INVALID {
+        return known;
+    }
+    // SAFETY: a catalog lookup; errors unwind.
+    let found = unsafe { pg_sys::get_index_am_oid(KEY_AM.as_ptr(), true) };
+    KEY_AM_OID.set(found);
+    found
+}
+
+/// The extension may have been dropped and created again.
+pub fn forget_key_am() {
+    KEY_AM_OID.set(Oid::INVALID);
+}
+
+/// The access method of a relation; invalid if there is no such relation.
+pub fn access_method_of(relid: Oid) -> Oid {
+    // SAFETY: a syscache look-up; the tuple is released.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::RELOID as i32;
+        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(relid));
+        if tuple.is_null() {
+            return Oid::INVALID;
+        }
+        let header = (*tuple).t_data;
+        let form = header.byte_add(usize::from((*header).t_hoff)).cast::<pg_sys::FormData_pg_class>();
+        let method = (*form).relam;
+        pg_sys::ReleaseSysCache(tuple);
+        method
+    }
+}
+
+/// The key of the table of which this relation is the copy that a rewrite makes.
+pub fn key_of_rewritten(copy: Relation) -> Option<KeyCodec> {
+    let name = super::error::relation_name(copy);
+    let oid = Oid::from(name.strip_prefix("pg_temp_")?.parse::<u32>().ok()?);
+    // SAFETY: looks the original up; it is locked by whoever rewrites it.
+    unsafe {
+        let original = pg_sys::try_relation_open(oid, pg_sys::NoLock as i32);
+        if original.is_null() {
+            return None;
+        }
+        let locked = pg_sys::CheckRelationLockedByMe(original, pg_sys::AccessExclusiveLock as i32, true);
+        let key = if locked { key_index_of(original) } else { None };
+        pg_sys::relation_close(original, pg_sys::NoLock as i32);
+        key.map(key_codec)
+    }
+}
+
+/// The index of ours that is this table's primary key.
+///
+/// # Safety
+/// `rel` is open.
+pub unsafe fn key_index_of(rel: Relation) -> Option<Oid> {
+    // SAFETY: by the contract.
+    unsafe {
+        if (*(*rel).rd_rel).relkind as u8 != pg_sys::RELKIND_RELATION {
+            return None;
+        }
+        pg_sys::list_free(pg_sys::RelationGetIndexList(rel));
+        let key = (*rel).rd_pkindex;
+        if key == Oid::INVALID {
+            return None;
+        }
+        let index = pg_sys::index_open(key, pg_sys::AccessShareLock as i32);
+        let ours = is_our_index(index);
+        pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
+        ours.then_some(key)
+    }
+}

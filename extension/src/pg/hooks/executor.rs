@@ -1,0 +1,290 @@
+//! What PostgreSQL's executor allows with btree indexes alone.
+//!
+//! - ON CONFLICT on a table of ours: once the plan is set up, the indexes are opened here, and what the executor wants to
+//!   know of an arbiter is filled in; it would refuse to do so itself.
+//! - ON CONFLICT into a partitioned table: partitions' indexes are opened while the plan runs, so keys are masked then.
+//! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up.
+//! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file.
+
+use crate::pg::bindings_am::{guarded, raw};
+use crate::pg::{catalog, relam_mask};
+use crate::table::recent;
+use pgrx::pg_sys;
+use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
+use pgrx::prelude::*;
+use std::ffi::c_void;
+
+static mut PREVIOUS_START: pg_sys::ExecutorStart_hook_type = None;
+static mut PREVIOUS_RUN: pg_sys::ExecutorRun_hook_type = None;
+
+pub fn install() {
+    // SAFETY: the postmaster is one thread.
+    unsafe {
+        PREVIOUS_START = pg_sys::ExecutorStart_hook;
+        pg_sys::ExecutorStart_hook = Some(start);
+        PREVIOUS_RUN = pg_sys::ExecutorRun_hook;
+        pg_sys::ExecutorRun_hook = Some(run);
+    }
+}
+
+unsafe extern "C-unwind" fn start(query: *mut QueryDesc, eflags: i32) {
+    // SAFETY: nothing to drop here; see the module of hooks.
+    unsafe {
+        let depth = before_start(query);
+        match PREVIOUS_START {
+            Some(previous) => previous(query, eflags),
+            None => raw::standard_ExecutorStart(query, eflags),
+        }
+        after_start(query, depth);
+    }
+}
+
+unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64, once: bool) {
+    // SAFETY: nothing to drop here.
+    unsafe {
+        let depth = before_run(query);
+        let noting = recent::set_noting(comes_back(query));
+        match PREVIOUS_RUN {
+            Some(previous) => previous(query, direction, count, once),
+            None => raw::standard_ExecutorRun(query, direction, count, once),
+        }
+        recent::set_noting(noting);
+        after_run(depth);
+    }
+}
+
+/// The statement changes or locks rows that it reads.
+unsafe fn comes_back(query: *mut QueryDesc) -> bool {
+    // SAFETY: the executor's query.
+    unsafe {
+        let planned = (*query).plannedstmt;
+        (*query).operation != pg_sys::CmdType::CMD_SELECT
+            || (*planned).hasModifyingCTE
+            || !(*planned).rowMarks.is_null()
+    }
+}
+
+/// Visits all nodes of a plan.
+unsafe fn each_node(plan: *mut Plan, visit: &mut dyn FnMut(*mut Plan)) {
+    if plan.is_null() {
+        return;
+    }
+    visit(plan);
+    // SAFETY: a plan tree; each node is what its tag says.
+    unsafe {
+        let members = match (*plan).type_ {
+            NodeTag::T_Append => (*plan.cast::<pg_sys::Append>()).appendplans,
+            NodeTag::T_MergeAppend => (*plan.cast::<pg_sys::MergeAppend>()).mergeplans,
+            NodeTag::T_BitmapAnd => (*plan.cast::<pg_sys::BitmapAnd>()).bitmapplans,
+            NodeTag::T_BitmapOr => (*plan.cast::<pg_sys::BitmapOr>()).bitmapplans,
+            _ => std::ptr::null_mut(),
+        };
+        for member in catalog::nodes::<Plan>(members) {
+            each_node(member, visit);
+        }
+        if (*plan).type_ == NodeTag::T_SubqueryScan {
+            each_node((*plan.cast::<pg_sys::SubqueryScan>()).subplan, visit);
+        }
+        each_node((*plan).lefttree, visit);
+        each_node((*plan).righttree, visit);
+    }
+}
+
+unsafe fn each_node_of(query: *mut QueryDesc, visit: &mut dyn FnMut(*mut Plan)) {
+    // SAFETY: the executor's query.
+    unsafe {
+        let planned = (*query).plannedstmt;
+        each_node((*planned).planTree, visit);
+        for plan in catalog::nodes::<Plan>((*planned).subplans) {
+            each_node(plan, visit);
+        }
+    }
+}
+
+/// The index of a scan that has a row comparison among its conditions.
+unsafe fn row_comparison(plan: *mut Plan) -> Option<Oid> {
+    // SAFETY: each node is what its tag says.
+    unsafe {
+        let (index, conditions) = match (*plan).type_ {
+            NodeTag::T_IndexScan => {
+                let scan = plan.cast::<pg_sys::IndexScan>();
+                ((*scan).indexid, (*scan).indexqual)
+            }
+            NodeTag::T_IndexOnlyScan => {
+                let scan = plan.cast::<pg_sys::IndexOnlyScan>();
+                ((*scan).indexid, (*scan).indexqual)
+            }
+            NodeTag::T_BitmapIndexScan => {
+                let scan = plan.cast::<pg_sys::BitmapIndexScan>();
+                ((*scan).indexid, (*scan).indexqual)
+            }
+            _ => return None,
+        };
+        let compares = |node: &*mut pg_sys::Node| (**node).type_ == NodeTag::T_RowCompareExpr;
+        catalog::nodes::<pg_sys::Node>(conditions).iter().any(compares).then_some(index)
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn before_start(query: *mut QueryDesc) -> usize {
+    let depth = relam_mask::depth();
+    let mut indexes = Vec::new();
+    // SAFETY: the executor's query.
+    unsafe { each_node_of(query, &mut |plan| indexes.extend(row_comparison(plan))) };
+    for index in indexes {
+        relam_mask::mask(index, pg_sys::AccessShareLock);
+    }
+    depth
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn after_start(query: *mut QueryDesc, depth: usize) {
+    if relam_mask::depth() > depth {
+        relam_mask::end(depth);
+    }
+    // SAFETY: the executor's query, set up now.
+    unsafe {
+        if !(*query).planstate.is_null() {
+            prepare_state((*query).planstate, std::ptr::null_mut());
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn prepare_state(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+    if state.is_null() {
+        return false;
+    }
+    // SAFETY: each node is what its tag says.
+    unsafe {
+        match (*state).type_ {
+            NodeTag::T_ModifyTableState => prepare_arbiters(state.cast()),
+            NodeTag::T_BitmapHeapScanState => {
+                let scan = state.cast::<pg_sys::BitmapHeapScanState>();
+                let rel = (*scan).ss.ss_currentRelation;
+                if !rel.is_null() && catalog::is_our_table(rel) {
+                    (*scan).prefetch_maximum = 0;
+                }
+            }
+            _ => {}
+        }
+        pg_sys::ffi::pg_guard_ffi_boundary(|| raw::planstate_tree_walker(state, prepare_state, context))
+    }
+}
+
+unsafe fn prepare_arbiters(state: *mut pg_sys::ModifyTableState) {
+    // SAFETY: as the executor sets it up.
+    unsafe {
+        let plan = (*state).ps.plan.cast::<pg_sys::ModifyTable>();
+        if (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NONE
+            || (*state).operation != pg_sys::CmdType::CMD_INSERT
+        {
+            return;
+        }
+        for i in 0..usize::try_from((*state).mt_nrels).unwrap_or(0) {
+            let target = (*state).resultRelInfo.add(i);
+            let rel = (*target).ri_RelationDesc;
+            let is_table = (*(*rel).rd_rel).relkind as u8 == pg_sys::RELKIND_RELATION;
+            if is_table && catalog::is_our_table(rel) && (*target).ri_IndexRelationDescs.is_null() {
+                open_arbiters(target);
+            }
+        }
+    }
+}
+
+unsafe fn open_arbiters(target: *mut pg_sys::ResultRelInfo) {
+    // SAFETY: as ExecInsert would do it; PostgreSQL closes the indexes at the statement's end.
+    unsafe {
+        pg_sys::ExecOpenIndices(target, false);
+        for i in 0..usize::try_from((*target).ri_NumIndices).unwrap_or(0) {
+            let index = *(*target).ri_IndexRelationDescs.add(i);
+            let info = *(*target).ri_IndexRelationInfo.add(i);
+            if !(*info).ii_Unique {
+                continue;
+            }
+            if catalog::is_our_index(index) {
+                describe_arbiter(index, info);
+            } else {
+                pg_sys::BuildSpeculativeIndexInfo(index, info);
+            }
+        }
+    }
+}
+
+/// BuildSpeculativeIndexInfo for our key.
+unsafe fn describe_arbiter(index: pg_sys::Relation, info: *mut pg_sys::IndexInfo) {
+    // SAFETY: an index has an operator family and type for each key column.
+    unsafe {
+        let count = usize::try_from((*info).ii_NumIndexKeyAttrs).unwrap_or(0);
+        let operators = pg_sys::palloc(size_of::<Oid>() * count).cast::<Oid>();
+        let functions = pg_sys::palloc(size_of::<Oid>() * count).cast::<Oid>();
+        let strategies = pg_sys::palloc(size_of::<u16>() * count).cast::<u16>();
+        for i in 0..count {
+            let (family, input) = (*(*index).rd_opfamily.add(i), *(*index).rd_opcintype.add(i));
+            let equal = pg_sys::BTEqualStrategyNumber;
+            let operator = pg_sys::get_opfamily_member(family, input, input, equal as i16);
+            operators.add(i).write(operator);
+            functions.add(i).write(pg_sys::get_opcode(operator));
+            strategies.add(i).write(equal as u16);
+        }
+        (*info).ii_UniqueOps = operators;
+        (*info).ii_UniqueProcs = functions;
+        (*info).ii_UniqueStrats = strategies;
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> usize {
+    let depth = relam_mask::depth();
+    // SAFETY: the executor's query.
+    unsafe {
+        let planned = (*query).plannedstmt;
+        if (*query).operation == pg_sys::CmdType::CMD_SELECT && !(*planned).hasModifyingCTE {
+            return depth;
+        }
+        let mut targets = Vec::new();
+        each_node_of(query, &mut |plan| {
+            if (*plan).type_ == NodeTag::T_ModifyTable {
+                let modify = plan.cast::<pg_sys::ModifyTable>();
+                if (*modify).onConflictAction != pg_sys::OnConflictAction::ONCONFLICT_NONE {
+                    targets.push((*modify).nominalRelation);
+                }
+            }
+        });
+        for target in targets {
+            let entries = catalog::nodes::<pg_sys::RangeTblEntry>((*planned).rtable);
+            let Some(entry) = entries.get((target as usize).wrapping_sub(1)) else { continue };
+            mask_partitions((**entry).relid);
+        }
+    }
+    depth
+}
+
+unsafe fn mask_partitions(parent: Oid) {
+    // SAFETY: the parent is locked by the statement; partitions are locked as it will lock them.
+    unsafe {
+        if pg_sys::get_rel_relkind(parent) as u8 != pg_sys::RELKIND_PARTITIONED_TABLE {
+            return;
+        }
+        let (lock, no_parents) = (pg_sys::NoLock as i32, std::ptr::null_mut::<*mut pg_sys::List>());
+        let partitions = guarded!(find_all_inheritors(parent, lock, no_parents));
+        for partition in catalog::oids(partitions) {
+            if pg_sys::get_rel_relkind(partition) as u8 != pg_sys::RELKIND_RELATION {
+                continue;
+            }
+            let rel = pg_sys::table_open(partition, pg_sys::RowExclusiveLock as i32);
+            let key = if catalog::is_our_table(rel) { catalog::key_index_of(rel) } else { None };
+            pg_sys::table_close(rel, pg_sys::NoLock as i32);
+            if let Some(key) = key {
+                relam_mask::mask(key, pg_sys::RowExclusiveLock);
+            }
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn after_run(depth: usize) {
+    if relam_mask::depth() > depth {
+        relam_mask::end(depth);
+    }
+}

@@ -1,0 +1,85 @@
+//! Hooks into PostgreSQL.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`object_access`] | makes a new primary key of our table an index of ours; notes when one is dropped |
+//! | [`planner`] | shows our key to the planner as the btree it looks like |
+//! | [`executor`] | ON CONFLICT and row comparisons, which PostgreSQL allows with btree alone |
+//! | [`utility`] | statements that need a hand, and those that cannot work |
+//!
+//! A hook that calls on is no place for pgrx's guard: it would turn every error of every statement into a panic and back,
+//! and lose the parts that pgrx does not know (names of constraints, positions in the query). So such a hook is a frame
+//! with nothing to drop: it calls guarded functions before and after, and PostgreSQL's directly in between. What a hook has
+//! set up when an error jumps over it is undone by [`transaction_ended`] and [`subtransaction_ended`].
+
+pub mod executor;
+pub mod object_access;
+pub mod planner;
+pub mod utility;
+
+pub use object_access::key_built;
+
+use super::{catalog, relam_mask};
+use crate::table::{info, lock, recent};
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+use std::ffi::c_void;
+
+/// To be called while shared_preload_libraries are loaded; the processes inherit all of it.
+pub fn install() {
+    super::row_locks::install();
+    object_access::install();
+    planner::install();
+    executor::install();
+    utility::install();
+    // SAFETY: functions that live as long as the server.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_ended), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_ended), std::ptr::null_mut());
+        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), pg_sys::Datum::from(0));
+        let am = pg_sys::SysCacheIdentifier::AMNAME as i32;
+        pg_sys::CacheRegisterSyscacheCallback(am, Some(access_method_changed), pg_sys::Datum::from(0));
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    use pg_sys::XactEvent::*;
+    if event == XACT_EVENT_PRE_PREPARE {
+        lock::before_prepare();
+    }
+    if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE) {
+        relam_mask::forget();
+        object_access::forget();
+        utility::forget();
+        lock::end_of_transaction(event == XACT_EVENT_PREPARE);
+        recent::set_noting(false);
+        info::end_of_transaction();
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn subtransaction_ended(
+    event: pg_sys::SubXactEvent::Type,
+    _id: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _arg: *mut c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        // SAFETY: the subtransaction is still the current one.
+        relam_mask::rolled_back(unsafe { super::bindings_am::raw::GetCurrentTransactionNestLevel() });
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn relation_changed(_arg: pg_sys::Datum, relid: pg_sys::Oid) {
+    relam_mask::relation_changed(relid);
+    planner::relation_changed(relid);
+    info::forget((relid != pg_sys::Oid::INVALID).then_some(relid));
+    recent::forget();
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn access_method_changed(_arg: pg_sys::Datum, _cache: i32, _hash: u32) {
+    catalog::forget_key_am();
+}

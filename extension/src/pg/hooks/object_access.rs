@@ -1,0 +1,195 @@
+//! A btree primary key being created on a table of ours becomes an index of ours: its `relam` in pg_class is overwritten in
+//! place, before anybody has opened it. pg_index keeps btree's operator classes.
+//!
+//! When a key is dropped, what its rows look like is noted, and after the statement the table is rewritten without one:
+//! the catalog would no longer tell how to read it.
+
+use crate::codec::key::KeyCodec;
+use crate::pg::{catalog, error, index_am};
+use crate::table::info;
+use crate::table::rewrite::{self, Rekeyed};
+use pgrx::pg_sys;
+use pgrx::pg_sys::{Datum, Oid};
+use pgrx::prelude::*;
+use std::cell::RefCell;
+use std::ffi::c_void;
+
+static mut PREVIOUS: pg_sys::object_access_hook_type = None;
+
+thread_local! {
+    /// Tables that have lost their key in this transaction and were not rewritten yet.
+    static KEYLESS: RefCell<Vec<Oid>> = const { RefCell::new(Vec::new()) };
+}
+
+pub fn install() {
+    // SAFETY: the postmaster is one thread.
+    unsafe {
+        PREVIOUS = pg_sys::object_access_hook;
+        pg_sys::object_access_hook = Some(hook);
+    }
+}
+
+unsafe extern "C-unwind" fn hook(
+    access: pg_sys::ObjectAccessType::Type,
+    class: Oid,
+    object: Oid,
+    part: i32,
+    arg: *mut c_void,
+) {
+    // SAFETY: nothing to drop here; see the module of hooks.
+    unsafe {
+        if let Some(previous) = PREVIOUS {
+            previous(access, class, object, part, arg);
+        }
+        if class.to_u32() == pg_sys::RelationRelationId.to_u32() && part == 0 {
+            if access == pg_sys::ObjectAccessType::OAT_POST_CREATE {
+                created(object);
+            } else if access == pg_sys::ObjectAccessType::OAT_DROP {
+                dropped(object);
+            }
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn created(relid: Oid) {
+    // SAFETY: catalog look-ups; the table is locked by whoever creates its index.
+    unsafe {
+        let Some((table, immediate)) = primary_key_of(relid) else { return };
+        let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
+        let ours = catalog::is_our_table(rel);
+        let name = error::relation_name(rel);
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        if !ours {
+            return;
+        }
+        if !immediate {
+            error::unsupported(
+                format!("DEFERRABLE primary keys are not supported on loosekv table \"{name}\""),
+                "Declare the primary key without DEFERRABLE. Other unique constraints may be deferrable.",
+            );
+        }
+        let am = catalog::key_am();
+        if am == Oid::INVALID {
+            error::raise(
+                PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+                "access method \"loosekv_key\" does not exist",
+                Some("Run CREATE EXTENSION loosekv."),
+            );
+        }
+        overwrite_relam(relid, am);
+    }
+}
+
+/// The table of which this new relation is the primary key, and whether it is checked at once.
+unsafe fn primary_key_of(index: Oid) -> Option<(Oid, bool)> {
+    // SAFETY: the row is newer than the catalog snapshot, hence SnapshotSelf.
+    unsafe {
+        let catalog = pg_sys::table_open(pg_sys::IndexRelationId, pg_sys::AccessShareLock as i32);
+        let mut key = oid_key(pg_sys::Anum_pg_index_indexrelid, index);
+        let own = &raw mut pg_sys::SnapshotSelfData;
+        let scan = pg_sys::systable_beginscan(catalog, Oid::from(pg_sys::IndexRelidIndexId), true, own, 1, &mut key);
+        let tuple = pg_sys::systable_getnext(scan);
+        let found = if tuple.is_null() {
+            None
+        } else {
+            let form = get_struct::<pg_sys::FormData_pg_index>(tuple);
+            (*form).indisprimary.then(|| ((*form).indrelid, (*form).indimmediate))
+        };
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, pg_sys::AccessShareLock as i32);
+        found
+    }
+}
+
+unsafe fn overwrite_relam(index: Oid, am: Oid) {
+    // SAFETY: the row was inserted by this command; nobody else has seen it.
+    unsafe {
+        let catalog = pg_sys::table_open(pg_sys::RelationRelationId, pg_sys::RowExclusiveLock as i32);
+        let mut key = oid_key(pg_sys::Anum_pg_class_oid, index);
+        let own = &raw mut pg_sys::SnapshotSelfData;
+        let scan = pg_sys::systable_beginscan(catalog, Oid::from(pg_sys::ClassOidIndexId), true, own, 1, &mut key);
+        let tuple = pg_sys::systable_getnext(scan);
+        if tuple.is_null() {
+            error::raise(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, format!("index {index} is not in pg_class"), None);
+        }
+        let copy = pg_sys::heap_copytuple(tuple);
+        pg_sys::systable_endscan(scan);
+        (*get_struct::<pg_sys::FormData_pg_class>(copy)).relam = am;
+        pg_sys::heap_inplace_update(catalog, copy);
+        pg_sys::heap_freetuple(copy);
+        pg_sys::table_close(catalog, pg_sys::RowExclusiveLock as i32);
+    }
+}
+
+/// GETSTRUCT.
+unsafe fn get_struct<T>(tuple: pg_sys::HeapTuple) -> *mut T {
+    // SAFETY: a catalog tuple has its fixed part behind its header.
+    unsafe { (*tuple).t_data.byte_add(usize::from((*(*tuple).t_data).t_hoff)).cast() }
+}
+
+unsafe fn oid_key(attribute: u32, value: Oid) -> pg_sys::ScanKeyData {
+    let mut key = pg_sys::ScanKeyData::default();
+    let (attribute, equal) = (attribute as i16, pg_sys::BTEqualStrategyNumber as u16);
+    // SAFETY: fills the key.
+    unsafe { pg_sys::ScanKeyInit(&mut key, attribute, equal, pg_sys::Oid::from(pg_sys::F_OIDEQ), Datum::from(value)) };
+    key
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn dropped(relid: Oid) {
+    // SAFETY: catalog look-ups; the index and its table are locked by whoever drops them.
+    unsafe {
+        let am = catalog::key_am();
+        if am == Oid::INVALID || catalog::access_method_of(relid) != am {
+            return;
+        }
+        let table = pg_sys::IndexGetRelation(relid, true);
+        if table == Oid::INVALID {
+            return;
+        }
+        let rel = pg_sys::try_relation_open(table, pg_sys::NoLock as i32);
+        if rel.is_null() {
+            return;
+        }
+        if catalog::is_our_table(rel) && catalog::key_index_of(rel) == Some(relid) {
+            let format = info::of(rel).codec.key.clone();
+            info::note_format(table, catalog::file_of(rel), format);
+            KEYLESS.with_borrow_mut(|tables| tables.push(table));
+        }
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+    }
+}
+
+/// A key was built: the table is not without one.
+pub fn key_built(table: Oid) {
+    KEYLESS.with_borrow_mut(|tables| tables.retain(|keyless| *keyless != table));
+}
+
+/// Rewrites the tables that are without a key now. After the statement that dropped it.
+pub fn rewrite_keyless() {
+    for table in KEYLESS.with_borrow_mut(std::mem::take) {
+        // SAFETY: the table, if it is still there, is locked exclusively by this transaction.
+        unsafe {
+            pg_sys::CommandCounterIncrement();
+            let rel = pg_sys::try_relation_open(table, pg_sys::NoLock as i32);
+            if rel.is_null() {
+                continue;
+            }
+            if catalog::is_our_table(rel) && catalog::key_index_of(rel).is_none() {
+                let current = info::of(rel).codec.key.clone();
+                if !current.is_row_id() {
+                    let rekeyed = error::or_report(rel, rewrite::rekey(rel, current, KeyCodec::row_id()));
+                    debug_assert!(matches!(rekeyed, Rekeyed::Done { .. }));
+                    index_am::rebuild_others(rel, Oid::INVALID);
+                }
+            }
+            pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        }
+    }
+}
+
+/// The transaction is over.
+pub fn forget() {
+    KEYLESS.with_borrow_mut(Vec::clear);
+}

@@ -1,0 +1,243 @@
+//! Utility statements: some need a hand, and what cannot work is refused before anything is done.
+
+use super::object_access;
+use crate::pg::bindings_am::raw;
+use crate::pg::{catalog, error, relam_mask, worker};
+use pgrx::pg_sys;
+use pgrx::pg_sys::{AlterTableType, NodeTag, Oid, PlannedStmt};
+use pgrx::prelude::*;
+use std::cell::Cell;
+use std::ffi::{c_char, CStr};
+
+static mut PREVIOUS: pg_sys::ProcessUtility_hook_type = None;
+
+thread_local! {
+    /// While ANALYZE runs: the setting to be restored.
+    static PREFETCH: Cell<Option<i32>> = const { Cell::new(None) };
+}
+
+pub fn install() {
+    // SAFETY: the postmaster is one thread.
+    unsafe {
+        PREVIOUS = pg_sys::ProcessUtility_hook;
+        pg_sys::ProcessUtility_hook = Some(hook);
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C-unwind" fn hook(
+    statement: *mut PlannedStmt,
+    text: *const c_char,
+    read_only: bool,
+    context: pg_sys::ProcessUtilityContext::Type,
+    params: pg_sys::ParamListInfo,
+    env: *mut pg_sys::QueryEnvironment,
+    dest: *mut pg_sys::DestReceiver,
+    completion: *mut pg_sys::QueryCompletion,
+) {
+    // SAFETY: nothing to drop here; see the module of hooks.
+    unsafe {
+        let depth = relam_mask::depth();
+        let statement = before(statement, read_only);
+        match PREVIOUS {
+            Some(previous) => previous(statement, text, read_only, context, params, env, dest, completion),
+            None => raw::standard_ProcessUtility(statement, text, read_only, context, params, env, dest, completion),
+        }
+        after(statement, depth);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStmt {
+    // SAFETY: PostgreSQL's statement; each node is what its tag says.
+    unsafe {
+        let node = (*statement).utilityStmt;
+        match (*node).type_ {
+            NodeTag::T_IndexStmt => return index(statement, read_only),
+            NodeTag::T_AlterTableStmt => alter_table(node.cast()),
+            NodeTag::T_DropdbStmt => worker::leave_database((*node.cast::<pg_sys::DropdbStmt>()).dbname),
+            NodeTag::T_CreatePublicationStmt => {
+                publication((*node.cast::<pg_sys::CreatePublicationStmt>()).pubobjects);
+            }
+            NodeTag::T_AlterPublicationStmt => {
+                let alter = node.cast::<pg_sys::AlterPublicationStmt>();
+                if (*alter).action != pg_sys::AlterPublicationAction::AP_DropObjects {
+                    publication((*alter).pubobjects);
+                }
+            }
+            NodeTag::T_VacuumStmt if PREFETCH.get().is_none() => {
+                PREFETCH.set(Some(raw::maintenance_io_concurrency));
+            }
+            _ => {}
+        }
+        statement
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, depth: usize) {
+    if relam_mask::depth() > depth {
+        relam_mask::end(depth);
+    }
+    // SAFETY: the statement is still there.
+    let tag = unsafe { (*(*statement).utilityStmt).type_ };
+    match tag {
+        NodeTag::T_VacuumStmt => restore_prefetch(),
+        NodeTag::T_TransactionStmt => {}
+        _ => object_access::rewrite_keyless(),
+    }
+}
+
+/// ANALYZE has the operating system prefetch blocks of the table; those of ours are virtual, and may lie beyond the end of
+/// the file. Called when the size of a table of ours is asked for.
+pub fn no_prefetch() {
+    // SAFETY: plain variables of this process.
+    unsafe {
+        let autovacuum = pg_sys::MyBackendType == pg_sys::BackendType::B_AUTOVAC_WORKER;
+        if autovacuum || PREFETCH.get().is_some() {
+            raw::maintenance_io_concurrency = 0;
+        }
+    }
+}
+
+fn restore_prefetch() {
+    if let Some(setting) = PREFETCH.take() {
+        // SAFETY: a plain variable of this process.
+        unsafe { raw::maintenance_io_concurrency = setting };
+    }
+}
+
+/// The transaction is over. (VACUUM runs several: the setting stays in force until the statement has ended or failed.)
+pub fn forget() {
+    // SAFETY: reads process state.
+    if PREFETCH.get().is_some() && unsafe { !pg_sys::IsTransactionState() } {
+        restore_prefetch();
+    }
+}
+
+/// LIKE INCLUDING INDEXES names our access method; to the parser the key is a btree. Nobody else may name it.
+unsafe fn index(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStmt {
+    // SAFETY: an IndexStmt; the tree is copied before it is changed.
+    unsafe {
+        let index = (*statement).utilityStmt.cast::<pg_sys::IndexStmt>();
+        let method = (*index).accessMethod;
+        if method.is_null() || CStr::from_ptr(method) != catalog::KEY_AM {
+            return statement;
+        }
+        if !(*index).primary {
+            error::unsupported(
+                "access method \"loosekv_key\" serves only the primary keys of loosekv tables",
+                "Declare a PRIMARY KEY. Secondary indexes are btree, hash, gin, gist, spgist or brin indexes.",
+            );
+        }
+        let statement =
+            if read_only { pg_sys::copyObjectImpl(statement.cast()).cast::<PlannedStmt>() } else { statement };
+        (*(*statement).utilityStmt.cast::<pg_sys::IndexStmt>()).accessMethod = pg_sys::pstrdup(c"btree".as_ptr());
+        statement
+    }
+}
+
+unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
+    // SAFETY: an AlterTableStmt.
+    unsafe {
+        for command in catalog::nodes::<pg_sys::AlterTableCmd>((*alter).cmds) {
+            match (*command).subtype {
+                AlterTableType::AT_AttachPartition => attach((*command).def.cast()),
+                AlterTableType::AT_AddConstraint => {
+                    let constraint = (*command).def.cast::<pg_sys::Constraint>();
+                    if (*constraint).contype == pg_sys::ConstrType::CONSTR_PRIMARY && !(*constraint).indexname.is_null()
+                    {
+                        refuse_using_index((*alter).relation);
+                    }
+                }
+                AlterTableType::AT_SetAccessMethod => refuse_set_access_method((*alter).relation, (*command).name),
+                _ => {}
+            }
+        }
+    }
+}
+
+unsafe fn lookup(name: *mut pg_sys::RangeVar, lock: u32) -> Option<Oid> {
+    // SAFETY: the parser's name; a missing relation is somebody else's error.
+    unsafe {
+        let flags = pg_sys::RVROption::RVR_MISSING_OK;
+        let oid = pg_sys::RangeVarGetRelidExtended(name, lock as i32, flags, None, std::ptr::null_mut());
+        (oid != Oid::INVALID).then_some(oid)
+    }
+}
+
+/// The name of the relation, and its key, if it is a table of ours.
+unsafe fn our_table(name: *mut pg_sys::RangeVar) -> Option<(String, Option<Oid>)> {
+    // SAFETY: as for `lookup`; opened only for a look.
+    unsafe {
+        let rel = pg_sys::try_relation_open(lookup(name, pg_sys::AccessShareLock)?, pg_sys::NoLock as i32);
+        if rel.is_null() {
+            return None;
+        }
+        let ours = catalog::is_our_table(rel).then(|| (error::relation_name(rel), catalog::key_index_of(rel)));
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        ours
+    }
+}
+
+unsafe fn refuse_using_index(table: *mut pg_sys::RangeVar) {
+    // SAFETY: the statement's table.
+    if let Some((name, _)) = unsafe { our_table(table) } {
+        error::unsupported(
+            format!("ADD PRIMARY KEY USING INDEX is not supported on loosekv table \"{name}\""),
+            "The primary key is the table itself. Use ADD PRIMARY KEY (columns), and drop the index.",
+        );
+    }
+}
+
+unsafe fn refuse_set_access_method(table: *mut pg_sys::RangeVar, method: *const c_char) {
+    // SAFETY: the statement's table and method.
+    unsafe {
+        if method.is_null() || CStr::from_ptr(method) == c"loosekv" {
+            return;
+        }
+        if let Some((name, Some(_))) = our_table(table) {
+            error::unsupported(
+                format!("cannot change the access method of table \"{name}\" while it has a loosekv primary key"),
+                "Drop the primary key first, and add it again afterwards.",
+            );
+        }
+    }
+}
+
+unsafe fn publication(objects: *mut pg_sys::List) {
+    // SAFETY: the statement's list.
+    unsafe {
+        for object in catalog::nodes::<pg_sys::PublicationObjSpec>(objects) {
+            let table = (*object).pubtable;
+            if table.is_null() {
+                continue;
+            }
+            if let Some((name, _)) = our_table((*table).relation) {
+                error::unsupported(
+                    format!("loosekv table \"{name}\" cannot be published"),
+                    "Logical decoding of loosekv tables is not supported. Physical replication is.",
+                );
+            }
+        }
+    }
+}
+
+/// PostgreSQL compares the indexes of parent and partition, access methods included.
+unsafe fn attach(partition: *mut pg_sys::PartitionCmd) {
+    // SAFETY: the statement's partition (or, for ALTER INDEX, its index).
+    unsafe {
+        let Some(relid) = lookup((*partition).name, pg_sys::AccessExclusiveLock) else { return };
+        let kind = pg_sys::get_rel_relkind(relid) as u8;
+        if kind == pg_sys::RELKIND_INDEX {
+            relam_mask::mask(relid, pg_sys::AccessShareLock);
+        } else if kind == pg_sys::RELKIND_RELATION {
+            let rel = pg_sys::relation_open(relid, pg_sys::NoLock as i32);
+            let key = if catalog::is_our_table(rel) { catalog::key_index_of(rel) } else { None };
+            pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+            if let Some(key) = key {
+                relam_mask::mask(key, pg_sys::AccessShareLock);
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Scans of the key: the table read in its order.
+//!
+//! `amgettuple` decides visibility and leaves the row it found with the fetch state of the same scan, so that nothing is
+//! looked up twice.
+
+use super::owned::Owned;
+use super::{slot, slots, table_scan};
+use crate::table::key_scan::KeyScan;
+use crate::table::{tid, Open};
+use loosekv_engine::tree::Direction;
+use pgrx::pg_sys;
+use pgrx::pg_sys::{Datum, IndexScanDesc, Relation, ScanKey};
+use pgrx::prelude::*;
+
+/// Between `ambeginscan` and the first `amrescan` neither table nor snapshot is known.
+#[derive(Default)]
+struct Scan {
+    running: Option<Running>,
+}
+
+struct Running {
+    /// Before `table`: it uses it.
+    keys: KeyScan,
+    open: Open,
+    /// Every row in the ranges matches.
+    exact: bool,
+    /// The table was opened here, because the caller did not say which it is (bitmap scans).
+    own_table: bool,
+    /// To make index tuples from.
+    slot: *mut pg_sys::TupleTableSlot,
+}
+
+/// # Safety
+/// `scan` came from [`begin`].
+unsafe fn state<'a>(scan: IndexScanDesc) -> &'a mut Scan {
+    // SAFETY: by the contract.
+    unsafe { Owned::get((*scan).opaque.cast::<Owned<Scan>>()) }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn begin(index: Relation, nkeys: i32, norderbys: i32) -> IndexScanDesc {
+    // SAFETY: the index is open.
+    unsafe {
+        let scan = pg_sys::RelationGetIndexScan(index, nkeys, norderbys);
+        (*scan).opaque = Owned::new(Scan::default()).cast();
+        (*scan).xs_itupdesc = (*index).rd_att;
+        scan
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn rescan(
+    scan: IndexScanDesc,
+    keys: ScanKey,
+    _nkeys: i32,
+    _orderbys: ScanKey,
+    _norderbys: i32,
+) {
+    // SAFETY: the executor's scan keys.
+    unsafe {
+        let count = usize::try_from((*scan).numberOfKeys).unwrap_or(0);
+        if !keys.is_null() && count > 0 {
+            (*scan).keyData.copy_from(keys, count);
+        }
+        let scan_keys = if count == 0 { &[] } else { std::slice::from_raw_parts((*scan).keyData, count) };
+        let state = state(scan);
+        if state.running.is_none() {
+            state.running = Some(start(scan));
+        }
+        let Some(running) = &mut state.running else { return };
+        let search = running.open.info.codec.key.search(scan_keys);
+        running.exact = search.is_exact();
+        running.keys.restart(search.ranges);
+    }
+}
+
+unsafe fn start(scan: IndexScanDesc) -> Running {
+    // SAFETY: the table is locked by the statement; the snapshot outlives the scan.
+    unsafe {
+        let own_table = (*scan).heapRelation.is_null();
+        let rel = if own_table {
+            pg_sys::table_open((*(*(*scan).indexRelation).rd_index).indrelid, pg_sys::NoLock as i32)
+        } else {
+            (*scan).heapRelation
+        };
+        let open = Open::new(rel);
+        let keys = KeyScan::new(&open, (*scan).xs_snapshot, Vec::new());
+        Running { keys, open, exact: true, own_table, slot: std::ptr::null_mut() }
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn next(scan: IndexScanDesc, direction: pg_sys::ScanDirection::Type) -> bool {
+    // SAFETY: the executor's scan.
+    unsafe {
+        let Some(running) = &mut state(scan).running else { return false };
+        let found = running.keys.next(&running.open, table_scan::heading(direction));
+        if !running.open.ok(found) {
+            return false;
+        }
+        (*scan).xs_heaptid = tid::from_row(running.keys.row.head.row_id);
+        (*scan).xs_recheck = !running.exact;
+        if !(*scan).xs_heapfetch.is_null() {
+            table_scan::fetch_state((*scan).xs_heapfetch).expect(&raw const running.keys.row);
+        }
+        if (*scan).xs_want_itup {
+            form_index_tuple(scan, running);
+        }
+        true
+    }
+}
+
+/// The planner looks at the ends of an index as if it were a btree.
+unsafe fn form_index_tuple(scan: IndexScanDesc, running: &mut Running) {
+    // SAFETY: the index's columns are attributes of the row in the slot.
+    unsafe {
+        let index = (*scan).indexRelation;
+        if running.slot.is_null() {
+            running.slot = pg_sys::MakeSingleTupleTableSlot((*running.open.rel).rd_att, &slot::SLOT_OPS);
+        }
+        slots::store(running.slot, &running.open, &running.keys.row);
+        let (values, nulls) = slot::all_attributes(running.slot);
+        let count = usize::try_from((*(*index).rd_index).indnatts).unwrap_or(0);
+        let attnos = (*(*index).rd_index).indkey.values.as_slice(count);
+        let mut index_values: Vec<Datum> = attnos.iter().map(|attno| values[*attno as usize - 1]).collect();
+        let mut index_nulls: Vec<bool> = attnos.iter().map(|attno| nulls[*attno as usize - 1]).collect();
+        if !(*scan).xs_itup.is_null() {
+            pg_sys::pfree((*scan).xs_itup.cast());
+        }
+        (*scan).xs_itup =
+            pg_sys::index_form_tuple((*scan).xs_itupdesc, index_values.as_mut_ptr(), index_nulls.as_mut_ptr());
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn bitmap(scan: IndexScanDesc, bitmap: *mut pg_sys::TIDBitmap) -> i64 {
+    // SAFETY: the executor's scan and bitmap.
+    unsafe {
+        let Some(running) = &mut state(scan).running else { return 0 };
+        let mut count = 0;
+        loop {
+            let found = running.keys.next(&running.open, Direction::Forward);
+            if !running.open.ok(found) {
+                return count;
+            }
+            pgrx::check_for_interrupts!();
+            let mut tid = tid::from_row(running.keys.row.head.row_id);
+            pg_sys::tbm_add_tuples(bitmap, &raw mut tid, 1, !running.exact);
+            count += 1;
+        }
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn end(scan: IndexScanDesc) {
+    // SAFETY: the scan is not used afterwards.
+    unsafe {
+        let running = state(scan).running.take();
+        let table = running.as_ref().filter(|running| running.own_table).map(|running| running.open.rel);
+        let slot = running.as_ref().map_or(std::ptr::null_mut(), |running| running.slot);
+        drop(running);
+        Owned::release((*scan).opaque.cast::<Owned<Scan>>());
+        if !slot.is_null() {
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+        }
+        if let Some(table) = table {
+            pg_sys::table_close(table, pg_sys::NoLock as i32);
+        }
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn set_mark(scan: IndexScanDesc) {
+    // SAFETY: the executor's scan.
+    unsafe {
+        if let Some(running) = &mut state(scan).running {
+            running.keys.set_mark();
+        }
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn return_to_mark(scan: IndexScanDesc) {
+    // SAFETY: the executor's scan.
+    unsafe {
+        if let Some(running) = &mut state(scan).running {
+            let returned = running.keys.return_to_mark(&running.open);
+            running.open.ok(returned);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Rust values whose life is bound to a PostgreSQL memory context: dropped when their owner says so, or, after an error,
+//! when the context goes.
+
+use pgrx::pg_sys;
+use std::ffi::c_void;
+
+/// A value on the Rust heap that a memory context watches over.
+#[repr(C)]
+pub struct Owned<T> {
+    callback: pg_sys::MemoryContextCallback,
+    value: *mut T,
+}
+
+impl<T> Owned<T> {
+    /// Moves `value` to the heap, bound to the current memory context.
+    pub fn new(value: T) -> *mut Owned<T> {
+        // SAFETY: palloc0 returns memory of that size, aligned for any type, or raises an error (then `value` is dropped
+        // by unwinding); the callback's struct lives in the context that it is registered with.
+        unsafe {
+            let owned = pg_sys::palloc0(size_of::<Owned<T>>()).cast::<Owned<T>>();
+            (*owned).callback.func = Some(Owned::<T>::on_reset);
+            (*owned).callback.arg = owned.cast();
+            pg_sys::MemoryContextRegisterResetCallback(pg_sys::CurrentMemoryContext, &raw mut (*owned).callback);
+            (*owned).value = Box::into_raw(Box::new(value));
+            owned
+        }
+    }
+
+    /// # Safety
+    /// `owned` came from [`Owned::new`], was not released, and nobody else holds a reference to its value.
+    pub unsafe fn get<'a>(owned: *mut Owned<T>) -> &'a mut T {
+        // SAFETY: by the contract.
+        unsafe { &mut *(*owned).value }
+    }
+
+    /// Drops the value now.
+    ///
+    /// # Safety
+    /// As for [`Owned::get`]; the value is not used afterwards. (The small rest goes with the context.)
+    pub unsafe fn release(owned: *mut Owned<T>) {
+        // SAFETY: by the contract; the pointer is cleared first, so that the callback does nothing later.
+        unsafe {
+            let value = std::mem::replace(&mut (*owned).value, std::ptr::null_mut());
+            if !value.is_null() {
+                drop(Box::from_raw(value));
+            }
+        }
+    }
+
+    unsafe extern "C-unwind" fn on_reset(arg: *mut c_void) {
+        // SAFETY: `arg` is the Owned that registered this callback.
+        unsafe { Owned::release(arg.cast::<Owned<T>>()) }
+    }
+}

@@ -1,0 +1,410 @@
+//! The table of row locks, in shared memory.
+//!
+//! A lock is an entry (key, mode, writer), and it holds as long as its writer runs: nobody has to take it away, whoever
+//! meets the entry of an ended writer does so. (Its own process does at the transaction's end, to keep the table small.)
+//! Waiting is waiting for the writer, as with heap, so deadlocks are found.
+//!
+//! ```text
+//! | partition: 256 chains, 1024 entries | ... 64 times | whole tables: 128 |      each with an LWLock
+//! ```
+//!
+//! A transaction that locks very many rows of a table, or finds no room, locks the whole table instead, in the same mode. Who
+//! takes a row lock looks for those after he has made his entry; who locks a table looks for rows after he has made his: so
+//! one of two sees the other.
+
+use super::bindings::{LWLockAcquire, LWLockRelease};
+use super::xact;
+use loosekv_engine::types::Writer;
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+use std::cell::UnsafeCell;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+
+const PARTITIONS: usize = 64;
+const CHAINS: usize = 256;
+const ENTRIES: usize = 1024;
+const WHOLES: usize = 128;
+const NONE: u32 = u32::MAX;
+const TRANCHE: &CStr = c"loosekv_row_locks";
+
+/// What is locked: a key of a table of a database, by their hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag {
+    pub database: u32,
+    pub table: u32,
+    pub key: u64,
+}
+
+impl Tag {
+    fn hash(&self) -> u64 {
+        let hash =
+            self.key ^ u64::from(self.table).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(self.database) << 32;
+        hash ^ hash >> 29
+    }
+
+    fn partition(&self) -> usize {
+        self.hash() as usize % PARTITIONS
+    }
+
+    fn chain(&self) -> usize {
+        (self.hash() >> 8) as usize % CHAINS
+    }
+
+    fn is_of_same_table(&self, other: &Tag) -> bool {
+        self.table == other.table && self.database == other.database
+    }
+}
+
+/// A mode, in the order of strength: KEY SHARE, SHARE, NO KEY UPDATE, UPDATE (PostgreSQL's LockTupleMode).
+pub type Mode = u32;
+
+pub fn conflict(one: Mode, other: Mode) -> bool {
+    // By how strong the other may at most be: see the table in crate::table::lock.
+    const STRONGEST_COMPATIBLE: [i64; 4] = [2, 1, 0, -1];
+    let strongest = STRONGEST_COMPATIBLE.get(one as usize).copied().unwrap_or(-1);
+    i64::from(other) > strongest
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    tag: Tag,
+    writer: u64,
+    mode: Mode,
+    next: u32,
+}
+
+struct Partition {
+    free: u32,
+    chains: [u32; CHAINS],
+    entries: [Entry; ENTRIES],
+}
+
+#[derive(Clone, Copy)]
+struct Whole {
+    tag: Tag,
+    writer: u64,
+    mode: Mode,
+}
+
+struct Table {
+    partitions: [UnsafeCell<Partition>; PARTITIONS],
+    wholes: UnsafeCell<[Whole; WHOLES]>,
+    /// Entries of `wholes` in use; those come first.
+    whole_count: AtomicU32,
+}
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+static LOCKS: AtomicPtr<pg_sys::LWLockPadded> = AtomicPtr::new(std::ptr::null_mut());
+static mut PREVIOUS_REQUEST: pg_sys::shmem_request_hook_type = None;
+static mut PREVIOUS_STARTUP: pg_sys::shmem_startup_hook_type = None;
+
+/// To be called while shared_preload_libraries are loaded.
+pub fn install() {
+    // SAFETY: the postmaster is one thread.
+    unsafe {
+        PREVIOUS_REQUEST = pg_sys::shmem_request_hook;
+        pg_sys::shmem_request_hook = Some(request);
+        PREVIOUS_STARTUP = pg_sys::shmem_startup_hook;
+        pg_sys::shmem_startup_hook = Some(startup);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn request() {
+    // SAFETY: in the hook for that.
+    unsafe {
+        if let Some(previous) = PREVIOUS_REQUEST {
+            previous();
+        }
+        pg_sys::RequestAddinShmemSpace(size_of::<Table>() + 128);
+        pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), PARTITIONS as i32 + 1);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn startup() {
+    // SAFETY: the segment's piece is ours; it is laid out before anybody else runs.
+    unsafe {
+        if let Some(previous) = PREVIOUS_STARTUP {
+            previous();
+        }
+        let mut found = false;
+        let piece = pg_sys::ShmemInitStruct(c"LooseKV row locks".as_ptr(), size_of::<Table>(), &mut found);
+        let table = piece.cast::<Table>();
+        for partition in &(*table).partitions {
+            clear(partition.get());
+        }
+        (&raw mut (*table).whole_count).write(AtomicU32::new(0));
+        LOCKS.store(pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()), Release);
+        TABLE.store(table, Release);
+    }
+}
+
+/// # Safety
+/// `partition` is memory of its own.
+unsafe fn clear(partition: *mut Partition) {
+    let none = Tag { database: 0, table: 0, key: 0 };
+    // SAFETY: by the contract; every field is written before it is read.
+    unsafe {
+        (*partition).chains = [NONE; CHAINS];
+        for i in 0..ENTRIES {
+            let next = if i + 1 < ENTRIES { i as u32 + 1 } else { NONE };
+            (&raw mut (*partition).entries[i]).write(Entry { tag: none, writer: 0, mode: 0, next });
+        }
+        (*partition).free = 0;
+    }
+}
+
+/// Runs `work` under a partition's lock. It calls nothing that raises errors.
+fn latched<T>(number: usize, work: impl FnOnce(&Table) -> T) -> T {
+    let table = TABLE.load(Acquire);
+    assert!(!table.is_null(), "the library was not preloaded");
+    // SAFETY: laid out at startup; an LWLock that is held only here.
+    unsafe {
+        let lock = &raw mut (*LOCKS.load(Acquire).add(number)).lock;
+        LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let result = work(&*table);
+        LWLockRelease(lock);
+        result
+    }
+}
+
+fn in_partition<T>(number: usize, work: impl FnOnce(&mut Partition) -> T) -> T {
+    // SAFETY: the partition is used under its lock only.
+    latched(number, |table| work(unsafe { &mut *table.partitions[number].get() }))
+}
+
+/// The whole tables locked. The closure may shorten the list, or fill one more place and say so by the new length.
+fn in_wholes<T>(work: impl FnOnce(&mut [Whole; WHOLES], &mut usize) -> T) -> T {
+    latched(PARTITIONS, |table| {
+        let mut count = table.whole_count.load(SeqCst) as usize;
+        // SAFETY: used under its lock only.
+        let result = work(unsafe { &mut *table.wholes.get() }, &mut count);
+        table.whole_count.store(count as u32, SeqCst);
+        result
+    })
+}
+
+impl Partition {
+    fn walk(&self, chain: usize) -> impl Iterator<Item = (u32, &Entry)> {
+        let mut at = self.chains[chain];
+        std::iter::from_fn(move || {
+            let number = at;
+            let entry = self.entries.get(number as usize)?;
+            at = entry.next;
+            Some((number, entry))
+        })
+    }
+
+    fn add(&mut self, chain: usize, entry: Entry) -> bool {
+        let number = self.free;
+        let Some(place) = self.entries.get_mut(number as usize) else { return false };
+        self.free = place.next;
+        *place = Entry { next: self.chains[chain], ..entry };
+        self.chains[chain] = number;
+        true
+    }
+
+    /// Removes the entries of a chain that are not worth keeping.
+    fn sweep(&mut self, chain: usize, mut goes: impl FnMut(&Entry) -> bool) {
+        let mut before = NONE;
+        let mut at = self.chains[chain];
+        while let Some(entry) = self.entries.get(at as usize).copied() {
+            if goes(&entry) {
+                match self.entries.get_mut(before as usize) {
+                    Some(before) => before.next = entry.next,
+                    None => self.chains[chain] = entry.next,
+                }
+                self.entries[at as usize].next = self.free;
+                self.free = at;
+            } else {
+                before = at;
+            }
+            at = entry.next;
+        }
+    }
+}
+
+/// How an attempt to lock ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// A new entry was made.
+    Taken,
+    /// This transaction has this lock, or a stronger one, already.
+    Held,
+    /// This writer, who was running when he made his entry, is in the way.
+    Blocked(Writer),
+    Full,
+}
+
+/// One attempt to lock a key, without waiting for anybody.
+pub fn attempt(tag: Tag, mode: Mode, me: Writer) -> Attempt {
+    let attempt = in_partition(tag.partition(), |partition| {
+        let mut held = false;
+        for (_, entry) in partition.walk(tag.chain()) {
+            if entry.tag != tag {
+                continue;
+            }
+            let writer = Writer(entry.writer);
+            if xact::is_mine(writer) {
+                held |= entry.mode >= mode;
+            } else if conflict(entry.mode, mode) {
+                return Attempt::Blocked(writer);
+            }
+        }
+        if held {
+            return Attempt::Held;
+        }
+        match partition.add(tag.chain(), Entry { tag, writer: me.0, mode, next: NONE }) {
+            true => Attempt::Taken,
+            false => Attempt::Full,
+        }
+    });
+    if matches!(attempt, Attempt::Taken | Attempt::Held) {
+        if let Some(writer) = blocked_by_whole(&tag, mode) {
+            if attempt == Attempt::Taken {
+                give_back(tag, mode, me);
+            }
+            return Attempt::Blocked(writer);
+        }
+    }
+    attempt
+}
+
+fn blocked_by_whole(tag: &Tag, mode: Mode) -> Option<Writer> {
+    let table = TABLE.load(Acquire);
+    // SAFETY: laid out at startup (a lock was taken on it just now).
+    if unsafe { (*table).whole_count.load(SeqCst) } == 0 {
+        return None;
+    }
+    in_wholes(|wholes, count| {
+        let mut others = wholes.iter().take(*count).filter(|whole| whole.tag.is_of_same_table(tag));
+        others
+            .find(|whole| conflict(whole.mode, mode) && !xact::is_mine(Writer(whole.writer)))
+            .map(|w| Writer(w.writer))
+    })
+}
+
+/// This transaction has locked the whole table, in this mode or a stronger one.
+pub fn holds_whole(tag: &Tag, mode: Mode) -> bool {
+    in_wholes(|wholes, count| {
+        let mut mine = wholes.iter().take(*count).filter(|whole| whole.tag.is_of_same_table(tag) && whole.mode >= mode);
+        mine.any(|whole| xact::is_mine(Writer(whole.writer)))
+    })
+}
+
+/// Removes one entry that [`attempt`] made.
+pub fn give_back(tag: Tag, mode: Mode, me: Writer) {
+    in_partition(tag.partition(), |partition| {
+        let mut once = true;
+        partition.sweep(tag.chain(), |entry| {
+            once && entry.tag == tag && entry.writer == me.0 && entry.mode == mode && {
+                once = false;
+                true
+            }
+        });
+    });
+}
+
+/// Removes the entries of a writer for this key that are not stronger than `mode`.
+pub fn give_back_weaker(tag: Tag, mode: Mode, me: Writer) {
+    in_partition(tag.partition(), |partition| {
+        partition.sweep(tag.chain(), |entry| entry.tag == tag && entry.writer == me.0 && entry.mode <= mode);
+    });
+}
+
+/// A writer has ended: removes what he has in this key's chain, and whole tables.
+pub fn forget_writer(tag: &Tag, writer: Writer) {
+    in_partition(tag.partition(), |partition| partition.sweep(tag.chain(), |entry| entry.writer == writer.0));
+    forget_wholes(|whole| whole.writer == writer.0);
+}
+
+fn forget_wholes(goes: impl Fn(&Whole) -> bool) {
+    let table = TABLE.load(Acquire);
+    // SAFETY: laid out at startup, if at all.
+    if table.is_null() || unsafe { (*table).whole_count.load(SeqCst) } == 0 {
+        return;
+    }
+    in_wholes(|wholes, count| {
+        let mut kept = 0;
+        for at in 0..*count {
+            if !goes(&wholes[at]) {
+                wholes[kept] = wholes[at];
+                kept += 1;
+            }
+        }
+        *count = kept;
+    });
+}
+
+/// This transaction's whole tables, when it ends.
+pub fn forget_own_wholes(writers: &[Writer]) {
+    forget_wholes(|whole| writers.contains(&Writer(whole.writer)));
+}
+
+/// Makes room in a partition: removes the entries of writers that have ended.
+pub fn tidy(tag: &Tag) {
+    let number = tag.partition();
+    let mut writers: Vec<u64> = in_partition(number, |partition| {
+        (0..CHAINS).flat_map(|chain| partition.walk(chain).map(|(_, entry)| entry.writer).collect::<Vec<_>>()).collect()
+    });
+    writers.sort_unstable();
+    writers.dedup();
+    writers.retain(|writer| xact::has_ended(Writer(*writer)));
+    in_partition(number, |partition| {
+        for chain in 0..CHAINS {
+            partition.sweep(chain, |entry| writers.binary_search(&entry.writer).is_ok());
+        }
+    });
+}
+
+/// Locks a whole table. False: there is no room for that either.
+pub fn add_whole(tag: Tag, mode: Mode, me: Writer) -> bool {
+    in_wholes(|wholes, count| {
+        let Some(place) = wholes.get_mut(*count) else { return false };
+        *place = Whole { tag, writer: me.0, mode };
+        *count += 1;
+        true
+    })
+}
+
+/// Somebody else's entry for a row of the table that conflicts with this mode.
+pub fn conflicting_row(tag: &Tag, mode: Mode) -> Option<(Tag, Writer)> {
+    (0..PARTITIONS)
+        .find_map(|number| {
+            in_partition(number, |partition| {
+                (0..CHAINS).find_map(|chain| {
+                    let mut entries = partition.walk(chain).map(|(_, entry)| entry);
+                    entries
+                        .find(|entry| {
+                            entry.tag.is_of_same_table(tag)
+                                && conflict(entry.mode, mode)
+                                && !xact::is_mine(Writer(entry.writer))
+                        })
+                        .map(|entry| (entry.tag, Writer(entry.writer)))
+                })
+            })
+        })
+        .or_else(|| blocked_by_whole(tag, mode).map(|writer| (*tag, writer)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::conflict;
+
+    #[test]
+    fn modes_conflict_as_heaps_do() {
+        let table = [
+            [false, false, false, true],
+            [false, false, true, true],
+            [false, true, true, true],
+            [true, true, true, true],
+        ];
+        for one in 0..4u32 {
+            for other in 0..4u32 {
+                assert_eq!(conflict(one, other), table[one as usize][other as usize], "{one} and {other}");
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Small things about slots: what C does with macros and inline functions.
+
+use crate::table::Open;
+use loosekv_engine::types::{Head, RowBuf};
+use pgrx::pg_sys::TupleTableSlot;
+
+/// # Safety
+/// `slot` is a slot.
+pub unsafe fn clear(slot: *mut TupleTableSlot) {
+    // SAFETY: every kind of slot has this operation.
+    unsafe {
+        if let Some(clear) = (*(*slot).tts_ops).clear {
+            clear(slot);
+        }
+    }
+}
+
+/// Puts a row version into a slot for this table.
+///
+/// # Safety
+/// `slot` is a slot for the table's rows.
+pub unsafe fn store(slot: *mut TupleTableSlot, open: &Open, row: &RowBuf) {
+    // SAFETY: by the contract.
+    unsafe { super::slot::store(slot, open.relid(), &open.info.codec, row) }
+}
+
+/// The row in the slot has been written as this version.
+///
+/// # Safety
+/// `slot` holds the row.
+pub unsafe fn written(slot: *mut TupleTableSlot, open: &Open, head: &Head) {
+    // SAFETY: by the contract.
+    unsafe { super::slot::mark_written(slot, open.relid(), head) }
+}

@@ -1,0 +1,60 @@
+//! SERIALIZABLE: what is read is marked, what is written is checked against the marks.
+//!
+//! A point read marks the "page" that its key hashes to, whether the key is there or not; a range marks the table. So both
+//! PostgreSQL's rules for pages and for tables do what they say without a page of ours being involved.
+
+use super::bindings_am::{guarded, raw};
+use super::xact;
+use loosekv_engine::types::Writer;
+use pgrx::pg_sys;
+
+/// Whether passing over versions matters to this snapshot.
+pub fn watches(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot) -> bool {
+    // SAFETY: looks at process memory; the relation is open and the snapshot valid.
+    unsafe {
+        pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32
+            && raw::CheckForSerializableConflictOutNeeded(rel, snapshot)
+    }
+}
+
+fn serializable() -> bool {
+    // SAFETY: a plain variable of this process.
+    unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32 }
+}
+
+/// The page that stands for a key.
+fn page_of(key: &[u8]) -> pg_sys::BlockNumber {
+    (super::super::table::key_hash(key) >> 33) as pg_sys::BlockNumber
+}
+
+pub fn read_key(rel: pg_sys::Relation, key: &[u8], snapshot: pg_sys::Snapshot) {
+    if serializable() {
+        let page = page_of(key);
+        // SAFETY: the relation is open and the snapshot valid; an error unwinds.
+        unsafe { guarded!(PredicateLockPage(rel, page, snapshot)) };
+    }
+}
+
+pub fn read_table(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot) {
+    if serializable() {
+        // SAFETY: as above.
+        unsafe { guarded!(PredicateLockRelation(rel, snapshot)) };
+    }
+}
+
+/// A key is about to get a new version.
+pub fn write_key(rel: pg_sys::Relation, key: &[u8]) {
+    if serializable() {
+        let page = page_of(key);
+        let no_tid: pg_sys::ItemPointer = std::ptr::null_mut();
+        // SAFETY: as above.
+        unsafe { guarded!(CheckForSerializableConflictIn(rel, no_tid, page)) };
+    }
+}
+
+/// A version of this writer was passed over because the snapshot does not see it.
+pub fn passed_over(rel: pg_sys::Relation, writer: Writer, snapshot: pg_sys::Snapshot) {
+    let xid = xact::short(writer);
+    // SAFETY: as above.
+    unsafe { guarded!(CheckForSerializableConflictOut(rel, xid, snapshot)) };
+}

@@ -1,0 +1,559 @@
+//! The table access method: its routine, and the callbacks that write and lock.
+//!
+//! Callbacks that may meet a duplicate key come in two layers. The inner one, guarded, does the work and returns a
+//! description of the duplicate; the outer one has nothing to drop, so that it can raise PostgreSQL's own error, with the
+//! names of table and constraint, by a jump.
+
+use super::bindings_am::raw;
+use super::error::{self, Duplicate};
+use super::{slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
+use crate::pg::xact::Purpose;
+use crate::table::info;
+use crate::table::lock::{self, Got, KeyLock};
+use crate::table::mvcc::{self, Standing};
+use crate::table::write::{self, Change, Draft, Inserted, Ready, Updated};
+use crate::table::{recent, tid, Open};
+use loosekv_engine::types::{Flags, Head, RowBuf};
+use pgrx::pg_sys;
+use pgrx::pg_sys::{LockTupleMode, LockWaitPolicy, Relation, TM_FailureData, TM_Result, TupleTableSlot};
+use pgrx::prelude::*;
+use std::cell::RefCell;
+
+static ROUTINE: pg_sys::TableAmRoutine = pg_sys::TableAmRoutine {
+    type_: pg_sys::NodeTag::T_TableAmRoutine,
+    slot_callbacks: Some(slot_callbacks),
+
+    scan_begin: Some(table_scan::begin),
+    scan_end: Some(table_scan::end),
+    scan_rescan: Some(table_scan::rescan),
+    scan_getnextslot: Some(table_scan::next),
+    scan_set_tidrange: Some(table_scan::set_tid_range),
+    scan_getnextslot_tidrange: Some(table_scan::next_in_tid_range),
+    parallelscan_estimate: Some(table_scan::parallel_size),
+    parallelscan_initialize: Some(table_scan::parallel_begin),
+    parallelscan_reinitialize: Some(table_scan::parallel_rescan),
+    scan_bitmap_next_block: Some(table_scan::bitmap_block),
+    scan_bitmap_next_tuple: Some(table_scan::bitmap_row),
+    scan_sample_next_block: Some(table_scan::sample_block),
+    scan_sample_next_tuple: Some(table_scan::sample_row),
+    scan_analyze_next_block: Some(table_scan::analyze_block),
+    scan_analyze_next_tuple: Some(table_scan::analyze_row),
+
+    index_fetch_begin: Some(table_scan::fetch_begin),
+    index_fetch_reset: Some(table_scan::fetch_reset),
+    index_fetch_end: Some(table_scan::fetch_end),
+    index_fetch_tuple: Some(table_scan::fetch_row),
+    tuple_fetch_row_version: Some(table_scan::fetch_row_version),
+    tuple_tid_valid: Some(table_scan::tid_valid),
+    tuple_get_latest_tid: Some(table_scan::latest_tid),
+    tuple_satisfies_snapshot: Some(table_scan::satisfies_snapshot),
+    index_delete_tuples: Some(table_scan::index_delete),
+
+    tuple_insert: Some(insert),
+    tuple_insert_speculative: Some(insert_speculative),
+    tuple_complete_speculative: Some(complete_speculative),
+    multi_insert: Some(multi_insert),
+    tuple_delete: Some(delete),
+    tuple_update: Some(update),
+    tuple_lock: Some(lock_row),
+    finish_bulk_insert: None,
+
+    relation_set_new_filenode: Some(table_ddl::set_new_file),
+    relation_nontransactional_truncate: Some(table_ddl::truncate),
+    relation_copy_data: Some(table_ddl::copy_file),
+    relation_copy_for_cluster: Some(table_ddl::copy_for_cluster),
+    relation_size: Some(table_ddl::size),
+    relation_needs_toast_table: Some(table_ddl::needs_toast_table),
+    relation_toast_am: None,
+    relation_fetch_toast_slice: None,
+    relation_estimate_size: Some(table_ddl::estimate_size),
+    relation_vacuum: Some(table_vacuum::vacuum),
+    index_build_range_scan: Some(table_index_build::build_range_scan),
+    index_validate_scan: Some(table_index_build::validate_scan),
+};
+
+/// Our routine; a table is ours if its relcache entry points to it.
+pub fn routine() -> &'static pg_sys::TableAmRoutine {
+    &ROUTINE
+}
+
+/// `loosekv.table_handler(internal) returns table_am_handler`.
+///
+/// # Safety
+/// Called by PostgreSQL's function manager.
+#[no_mangle]
+#[pg_guard]
+pub unsafe extern "C-unwind" fn loosekv_table_handler(_fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    startup::require();
+    pg_sys::Datum::from(&raw const ROUTINE)
+}
+
+#[no_mangle]
+pub extern "C-unwind" fn pg_finfo_loosekv_table_handler() -> &'static pg_sys::Pg_finfo_record {
+    &pg_sys::Pg_finfo_record { api_version: 1 }
+}
+
+unsafe extern "C-unwind" fn slot_callbacks(_rel: Relation) -> *const pg_sys::TupleTableSlotOps {
+    &raw const slot::SLOT_OPS
+}
+
+thread_local! {
+    /// Room for rows on their way, kept from call to call.
+    static DRAFTS: RefCell<Vec<Draft>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lends `count` drafts. Not by reference into the keeper: a call may come back here from within (triggers do not, but
+/// index expressions might).
+fn with_drafts<T>(count: usize, work: impl FnOnce(&mut [Draft]) -> T) -> T {
+    let mut drafts = DRAFTS.take();
+    if drafts.len() < count {
+        drafts.resize_with(count, Draft::default);
+    }
+    let result = work(&mut drafts[..count]);
+    drafts.truncate(64);
+    DRAFTS.set(drafts);
+    result
+}
+
+/// Describes the duplicate that the row in the slot is.
+///
+/// # Safety
+/// `slot` holds a row of the table.
+unsafe fn duplicate_of(open: &Open, slot: *mut TupleTableSlot) -> *mut Duplicate {
+    // SAFETY: the key's columns are attributes of the row.
+    unsafe {
+        let (values, nulls) = slot::all_attributes(slot);
+        let Some(index) = open.info.key_index else {
+            error::raise(
+                PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION,
+                format!("duplicate key value violates the former primary key of table \"{}\"", open.name()),
+                None,
+            )
+        };
+        let columns = open.info.codec.key.columns();
+        let at = |attno: i16| attno as usize - 1;
+        let mut key_values = [pg_sys::Datum::from(0); pg_sys::INDEX_MAX_KEYS as usize];
+        let mut key_nulls = [false; pg_sys::INDEX_MAX_KEYS as usize];
+        for (i, column) in columns.iter().enumerate() {
+            key_values[i] = values[at(column.attno)];
+            key_nulls[i] = nulls[at(column.attno)];
+        }
+        error::duplicate(open.rel, index, key_values.as_mut_ptr(), key_nulls.as_mut_ptr())
+    }
+}
+
+unsafe extern "C-unwind" fn insert(
+    rel: Relation,
+    slot: *mut TupleTableSlot,
+    cid: pg_sys::CommandId,
+    _options: i32,
+    _bulk: *mut pg_sys::BulkInsertStateData,
+) {
+    // SAFETY: the executor's relation and slot; this frame has nothing to drop.
+    unsafe {
+        let duplicate = insert_guarded(rel, slot, cid);
+        if !duplicate.is_null() {
+            error::raise_duplicate(duplicate);
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn insert_guarded(
+    rel: Relation,
+    slot: *mut TupleTableSlot,
+    cid: pg_sys::CommandId,
+) -> *mut Duplicate {
+    // SAFETY: as above.
+    unsafe {
+        let open = Open::new(rel);
+        let inserted = with_drafts(1, |drafts| {
+            open.draft(slot, &mut drafts[0]);
+            open.ok(write::insert(&open, &drafts[0], cid, Flags::default()))
+        });
+        match inserted {
+            Inserted::Row(head) => {
+                slots::written(slot, &open, &head);
+                raw::pgstat_count_heap_insert(rel, 1);
+                std::ptr::null_mut()
+            }
+            Inserted::Duplicate => duplicate_of(&open, slot),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn multi_insert(
+    rel: Relation,
+    slots: *mut *mut TupleTableSlot,
+    count: i32,
+    cid: pg_sys::CommandId,
+    _options: i32,
+    _bulk: *mut pg_sys::BulkInsertStateData,
+) {
+    // SAFETY: as for `insert`.
+    unsafe {
+        let duplicate = multi_insert_guarded(rel, slots, count, cid);
+        if !duplicate.is_null() {
+            error::raise_duplicate(duplicate);
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn multi_insert_guarded(
+    rel: Relation,
+    slots: *mut *mut TupleTableSlot,
+    count: i32,
+    cid: pg_sys::CommandId,
+) -> *mut Duplicate {
+    // SAFETY: `slots` are `count` slots with rows of the table.
+    unsafe {
+        let slots = std::slice::from_raw_parts(slots, usize::try_from(count).unwrap_or(0));
+        let open = Open::new(rel);
+        let duplicate = with_drafts(slots.len(), |drafts| {
+            for (slot, draft) in slots.iter().zip(drafts.iter_mut()) {
+                open.draft(*slot, draft);
+            }
+            let done = |i: usize, head: Head| slots::written(slots[i], &open, &head);
+            open.ok(write::insert_many(&open, drafts, cid, done))
+        });
+        if let Some(duplicate) = duplicate {
+            return duplicate_of(&open, slots[duplicate]);
+        }
+        raw::pgstat_count_heap_insert(rel, slots.len() as i64);
+        std::ptr::null_mut()
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn insert_speculative(
+    rel: Relation,
+    slot: *mut TupleTableSlot,
+    cid: pg_sys::CommandId,
+    _options: i32,
+    _bulk: *mut pg_sys::BulkInsertStateData,
+    _token: u32,
+) {
+    // SAFETY: the executor's relation and slot.
+    unsafe {
+        let open = Open::new(rel);
+        with_drafts(1, |drafts| {
+            open.draft(slot, &mut drafts[0]);
+            match open.ok(write::insert_speculative(&open, &drafts[0], cid)) {
+                Some(head) => slots::written(slot, &open, &head),
+                None => {
+                    (*slot).tts_tableOid = open.relid();
+                    let salt = crate::table::key_hash(&drafts[0].key).wrapping_add(u64::from(cid));
+                    (*slot).tts_tid = tid::limbo(salt);
+                }
+            }
+        });
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn complete_speculative(
+    rel: Relation,
+    slot: *mut TupleTableSlot,
+    _token: u32,
+    succeeded: bool,
+) {
+    // SAFETY: the slot holds the row that insert_speculative saw.
+    unsafe {
+        if tid::is_limbo(&(*slot).tts_tid) {
+            debug_assert!(!succeeded);
+            return;
+        }
+        let Some(row) = tid::to_row(&(*slot).tts_tid) else { return };
+        let open = Open::new(rel);
+        with_drafts(1, |drafts| {
+            open.draft(slot, &mut drafts[0]);
+            let command = pg_sys::GetCurrentCommandId(true);
+            open.ok(write::complete_speculative(&open, &drafts[0].key, row, succeeded, command));
+        });
+        if succeeded {
+            raw::pgstat_count_heap_insert(rel, 1);
+        }
+    }
+}
+
+#[pg_guard]
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C-unwind" fn delete(
+    rel: Relation,
+    tid: pg_sys::ItemPointer,
+    cid: pg_sys::CommandId,
+    _snapshot: pg_sys::Snapshot,
+    crosscheck: pg_sys::Snapshot,
+    wait: bool,
+    failure: *mut TM_FailureData,
+    changing_partition: bool,
+) -> TM_Result::Type {
+    // SAFETY: the executor's relation and pointers.
+    unsafe {
+        let open = Open::new(rel);
+        let mut old = RowBuf::default();
+        if !open.ok(write::named_row(&open, &*tid, &mut old)) {
+            return nothing_there(&mut *failure, &*tid);
+        }
+        let change = Change { command: cid, crosscheck, wait, purpose: Purpose::Delete };
+        match open.ok(write::delete(&open, &old, change, changing_partition)) {
+            Some(refusal) => refusal.tell(&mut *failure),
+            None => {
+                pg_sys::pgstat_count_heap_delete(rel);
+                TM_Result::TM_Ok
+            }
+        }
+    }
+}
+
+fn nothing_there(failure: &mut TM_FailureData, tid: &pg_sys::ItemPointerData) -> TM_Result::Type {
+    failure.ctid = *tid;
+    failure.xmax = pg_sys::InvalidTransactionId;
+    failure.cmax = pg_sys::InvalidCommandId;
+    TM_Result::TM_Deleted
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C-unwind" fn update(
+    rel: Relation,
+    tid: pg_sys::ItemPointer,
+    slot: *mut TupleTableSlot,
+    cid: pg_sys::CommandId,
+    _snapshot: pg_sys::Snapshot,
+    crosscheck: pg_sys::Snapshot,
+    wait: bool,
+    failure: *mut TM_FailureData,
+    mode: *mut LockTupleMode::Type,
+    update_indexes: *mut bool,
+) -> TM_Result::Type {
+    // SAFETY: as for `insert`.
+    unsafe {
+        let mut result = TM_Result::TM_Ok;
+        let duplicate = update_guarded(rel, tid, slot, cid, crosscheck, wait, failure, mode, &raw mut result);
+        if !duplicate.is_null() {
+            error::raise_duplicate(duplicate);
+        }
+        // Every version has a row id of its own, which every secondary index must get to know.
+        *update_indexes = result == TM_Result::TM_Ok;
+        result
+    }
+}
+
+#[pg_guard]
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C-unwind" fn update_guarded(
+    rel: Relation,
+    tid: pg_sys::ItemPointer,
+    slot: *mut TupleTableSlot,
+    cid: pg_sys::CommandId,
+    crosscheck: pg_sys::Snapshot,
+    wait: bool,
+    failure: *mut TM_FailureData,
+    mode: *mut LockTupleMode::Type,
+    result: *mut TM_Result::Type,
+) -> *mut Duplicate {
+    // SAFETY: the executor's relation, slot and pointers.
+    unsafe {
+        let open = Open::new(rel);
+        let mut old = RowBuf::default();
+        if !open.ok(write::named_row(&open, &*tid, &mut old)) {
+            *result = nothing_there(&mut *failure, &*tid);
+            return std::ptr::null_mut();
+        }
+        let updated = with_drafts(1, |drafts| {
+            let draft = &mut drafts[0];
+            open.draft(slot, draft);
+            if !open.info.is_keyed() {
+                draft.key.clone_from(&old.key);
+            }
+            let key_changed = draft.key != old.key || other_keys_differ(&open, &old, slot);
+            *mode =
+                if key_changed { LockTupleMode::LockTupleExclusive } else { LockTupleMode::LockTupleNoKeyExclusive };
+            let change = Change { command: cid, crosscheck, wait, purpose: Purpose::Update };
+            open.ok(write::update(&open, &old, draft, change, key_changed))
+        });
+        match updated {
+            Updated::Row(head) => {
+                slots::written(slot, &open, &head);
+                pg_sys::pgstat_count_heap_update(rel, false);
+                *result = TM_Result::TM_Ok;
+            }
+            Updated::No(refusal) => *result = refusal.tell(&mut *failure),
+            Updated::Duplicate => return duplicate_of(&open, slot),
+        }
+        std::ptr::null_mut()
+    }
+}
+
+/// Whether the new row differs from the old one in a column of another unique index.
+///
+/// # Safety
+/// `slot` holds the new row.
+unsafe fn other_keys_differ(open: &Open, old: &RowBuf, slot: *mut TupleTableSlot) -> bool {
+    if open.info.other_key_attributes.is_empty() {
+        return false;
+    }
+    // SAFETY: both slots hold rows of this table; the old one's values live until its slot is dropped.
+    unsafe {
+        let desc = (*open.rel).rd_att;
+        let old_slot = pg_sys::MakeSingleTupleTableSlot(desc, &slot::SLOT_OPS);
+        slots::store(old_slot, open, old);
+        let (old_values, old_nulls) = slot::all_attributes(old_slot);
+        let (values, nulls) = slot::all_attributes(slot);
+        let attributes = (*desc).attrs.as_slice((*desc).natts as usize);
+        let mut differ = false;
+        for attno in &open.info.other_key_attributes {
+            let Some(at) = usize::try_from(*attno).ok().and_then(|attno| attno.checked_sub(1)) else {
+                // An expression: nobody can tell cheaply.
+                differ = true;
+                break;
+            };
+            let same_null = old_nulls[at] == nulls[at];
+            let attribute = &attributes[at];
+            differ = !same_null
+                || (!nulls[at]
+                    && !raw::datumIsEqual(old_values[at], values[at], attribute.attbyval, attribute.attlen.into()));
+            if differ {
+                break;
+            }
+        }
+        pg_sys::ExecDropSingleTupleTableSlot(old_slot);
+        differ
+    }
+}
+
+#[pg_guard]
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C-unwind" fn lock_row(
+    rel: Relation,
+    tid: pg_sys::ItemPointer,
+    _snapshot: pg_sys::Snapshot,
+    slot: *mut TupleTableSlot,
+    cid: pg_sys::CommandId,
+    mode: LockTupleMode::Type,
+    policy: LockWaitPolicy::Type,
+    flags: u8,
+    failure: *mut TM_FailureData,
+) -> TM_Result::Type {
+    // SAFETY: the executor's relation, slot and pointers.
+    unsafe {
+        let open = Open::new(rel);
+        let failure = &mut *failure;
+        failure.traversed = false;
+        let mut row = RowBuf::default();
+        if !open.ok(write::named_row(&open, &*tid, &mut row)) {
+            let _ = nothing_there(failure, &*tid);
+            return TM_Result::TM_Invisible;
+        }
+        let follow = u32::from(flags) & pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION != 0;
+        loop {
+            match lock_version(&open, &row, cid, mode, policy) {
+                Locking::Locked => {
+                    recent::note(&open, &row);
+                    slots::store(slot, &open, &row);
+                    return TM_Result::TM_Ok;
+                }
+                Locking::No(refusal) => {
+                    if refusal.result == TM_Result::TM_Invisible {
+                        slots::store(slot, &open, &row);
+                    }
+                    let moved = tid::to_row(&refusal.tid);
+                    let result = refusal.tell(failure);
+                    if result != TM_Result::TM_Updated || !follow || moved.is_none() {
+                        return result;
+                    }
+                    if !open.ok(write::named_row(&open, &refusal.tid, &mut row)) {
+                        return TM_Result::TM_Deleted;
+                    }
+                    *tid = refusal.tid;
+                    failure.traversed = true;
+                }
+                Locking::WouldBlock => return TM_Result::TM_WouldBlock,
+            }
+        }
+    }
+}
+
+enum Locking {
+    Locked,
+    No(write::Refusal),
+    WouldBlock,
+}
+
+/// Locks one version of a row, unless it has been replaced.
+fn lock_version(
+    open: &Open,
+    row: &RowBuf,
+    command: u32,
+    mode: LockTupleMode::Type,
+    policy: LockWaitPolicy::Type,
+) -> Locking {
+    let change = Change { command, crosscheck: std::ptr::null_mut(), wait: false, purpose: Purpose::Lock };
+    let lock = KeyLock::on(open, &row.key);
+    let mut got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
+    if got == Got::WouldBlock {
+        // What can be said without the lock is said without waiting for it.
+        if let Ready::No(refusal) = open.ok(write::prepare(open, row, change, &mut None)) {
+            if refusal.result != TM_Result::TM_BeingModified && !shares_key(open, row, mode) {
+                return Locking::No(refusal);
+            }
+        }
+        got = lock.take(open, mode, policy);
+        if got == Got::WouldBlock {
+            return Locking::WouldBlock;
+        }
+    }
+    let locking = lock_taken(open, row, change, mode, policy);
+    if got == Got::Locked {
+        match locking {
+            Locking::Locked => lock.keep(open, mode),
+            _ => lock.release(mode),
+        }
+    }
+    if matches!(locking, Locking::WouldBlock) && policy == LockWaitPolicy::LockWaitError {
+        lock::not_available(open);
+    }
+    locking
+}
+
+/// With the lock held: is it the row that was meant?
+fn lock_taken(
+    open: &Open,
+    row: &RowBuf,
+    change: Change,
+    mode: LockTupleMode::Type,
+    policy: LockWaitPolicy::Type,
+) -> Locking {
+    loop {
+        let refusal = match open.ok(write::prepare(open, row, change, &mut None)) {
+            Ready::Go(_) => return Locking::Locked,
+            Ready::No(refusal) => refusal,
+        };
+        let replaced = matches!(refusal.result, TM_Result::TM_BeingModified | TM_Result::TM_Updated);
+        if replaced && shares_key(open, row, mode) {
+            return Locking::Locked;
+        }
+        if refusal.result != TM_Result::TM_BeingModified {
+            return Locking::No(refusal);
+        }
+        // Somebody is replacing the row.
+        let mut newest_row = RowBuf::default();
+        let (newest, _) = open.ok(mvcc::newest(open, &row.key, &mut newest_row));
+        let Some(newest) = newest.filter(|newest| newest.standing == Standing::InProgress) else { continue };
+        if policy != LockWaitPolicy::LockWaitBlock {
+            return Locking::WouldBlock;
+        }
+        super::xact::wait_for(open.rel, &newest.head, false, Purpose::Lock);
+    }
+}
+
+/// A KEY SHARE lock on an old version of a row is as good as one on the newest, as long as its keys are the same.
+fn shares_key(open: &Open, row: &RowBuf, mode: LockTupleMode::Type) -> bool {
+    mode == LockTupleMode::LockTupleKeyShare && open.ok(write::key_is_as_in(open, row))
+}
+
+/// The catalog's idea of a table has changed.
+pub fn relation_changed(relid: pg_sys::Oid) {
+    info::forget((relid != pg_sys::Oid::INVALID).then_some(relid));
+}

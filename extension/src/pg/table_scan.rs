@@ -1,0 +1,502 @@
+//! The table access method's callbacks that read.
+
+use super::owned::Owned;
+use super::{slots, ssi};
+use crate::table::by_row::ByRow;
+use crate::table::mvcc::{Sight, View};
+use crate::table::scan::{Pieces, TableScan};
+use crate::table::{by_row, recent, splits, tid, Open};
+use loosekv_engine::error::Result;
+use loosekv_engine::tree::Direction;
+use loosekv_engine::types::RowBuf;
+use pgrx::pg_sys;
+use pgrx::pg_sys::{ItemPointer, Relation, Snapshot, TableScanDesc, TupleTableSlot};
+use pgrx::prelude::*;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A scan as PostgreSQL sees it.
+#[repr(C)]
+struct Scan {
+    base: pg_sys::TableScanDescData,
+    state: *mut Owned<TableScan>,
+}
+
+/// # Safety
+/// `scan` came from [`begin`], and no other reference to its state is in use.
+unsafe fn state<'a>(scan: TableScanDesc) -> &'a mut TableScan {
+    // SAFETY: by the contract.
+    unsafe { Owned::get((*scan.cast::<Scan>()).state) }
+}
+
+pub fn heading(direction: pg_sys::ScanDirection::Type) -> Direction {
+    if direction == pg_sys::ScanDirection::BackwardScanDirection {
+        Direction::Backward
+    } else {
+        Direction::Forward
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn begin(
+    rel: Relation,
+    snapshot: Snapshot,
+    nkeys: i32,
+    key: *mut pg_sys::ScanKeyData,
+    parallel: pg_sys::ParallelTableScanDesc,
+    flags: u32,
+) -> TableScanDesc {
+    // SAFETY: the relation is open, and the scan keeps it open; the snapshot outlives the scan.
+    unsafe {
+        debug_assert_eq!(nkeys, 0, "only catalogs are scanned with keys");
+        let any = &raw mut pg_sys::SnapshotAnyData;
+        let snapshot_in_use = if snapshot.is_null() { any } else { snapshot };
+        let scan = pg_sys::palloc0(size_of::<Scan>()).cast::<Scan>();
+        (*scan).state = Owned::new(TableScan::new(Open::new(rel), snapshot_in_use));
+        pg_sys::RelationIncrementReferenceCount(rel);
+        let base = &mut (*scan).base;
+        base.rs_rd = rel;
+        base.rs_snapshot = snapshot;
+        base.rs_nkeys = nkeys;
+        base.rs_key = key;
+        base.rs_flags = flags;
+        base.rs_parallel = parallel;
+        let whole = pg_sys::ScanOptions::SO_TYPE_SEQSCAN
+            | pg_sys::ScanOptions::SO_TYPE_SAMPLESCAN
+            | pg_sys::ScanOptions::SO_TYPE_TIDRANGESCAN;
+        if flags & whole != 0 && !snapshot.is_null() && (*snapshot).snapshot_type == pg_sys::SnapshotType::SNAPSHOT_MVCC
+        {
+            ssi::read_table(rel, snapshot);
+        }
+        if flags & whole != 0 {
+            count_scan(rel);
+        }
+        scan.cast()
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn end(scan: TableScanDesc) {
+    // SAFETY: the scan is not used afterwards.
+    unsafe {
+        Owned::release((*scan.cast::<Scan>()).state);
+        pg_sys::RelationDecrementReferenceCount((*scan).rs_rd);
+        if (*scan).rs_flags & pg_sys::ScanOptions::SO_TEMP_SNAPSHOT != 0 {
+            pg_sys::UnregisterSnapshot((*scan).rs_snapshot);
+        }
+        pg_sys::pfree(scan.cast());
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn rescan(
+    scan: TableScanDesc,
+    _key: *mut pg_sys::ScanKeyData,
+    _set_params: bool,
+    _allow_strat: bool,
+    _allow_sync: bool,
+    _allow_pagemode: bool,
+) {
+    // SAFETY: the scan is in use by nobody else.
+    unsafe { state(scan).rescan() }
+}
+
+/// Puts the row found, if any, into the slot.
+///
+/// # Safety
+/// `slot` is a slot for rows of the table.
+unsafe fn give(open: *const Open, found: Result<Option<&RowBuf>>, slot: *mut TupleTableSlot) -> bool {
+    // SAFETY: the table stays open during the call.
+    unsafe {
+        match (*open).ok(found) {
+            Some(row) => {
+                slots::store(slot, &*open, row);
+                true
+            }
+            None => {
+                slots::clear(slot);
+                false
+            }
+        }
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn next(
+    scan: TableScanDesc,
+    direction: pg_sys::ScanDirection::Type,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: the scan's state is used by this call alone; `open` is a part of it that does not change.
+    unsafe {
+        let state = state(scan);
+        let open = &raw const state.open;
+        let parallel = (*scan).rs_parallel;
+        let found = if parallel.is_null() {
+            state.next(heading(direction))
+        } else {
+            state.next_shared(&*parallel.cast::<Parallel>())
+        };
+        let given = give(open, found, slot);
+        if given {
+            count_row((*scan).rs_rd);
+        }
+        given
+    }
+}
+
+/// A scan of the table begins.
+///
+/// # Safety
+/// `rel` is open.
+unsafe fn count_scan(rel: Relation) {
+    // SAFETY: as pgstat_count_heap_scan does it.
+    unsafe {
+        let info = (*rel).pgstat_info;
+        if !info.is_null() {
+            (*info).t_counts.t_numscans += 1;
+        }
+    }
+}
+
+/// A row was read by a scan of the table.
+///
+/// # Safety
+/// `rel` is open.
+unsafe fn count_row(rel: Relation) {
+    // SAFETY: as pgstat_count_heap_getnext does it.
+    unsafe {
+        let info = (*rel).pgstat_info;
+        if !info.is_null() {
+            (*info).t_counts.t_tuples_returned += 1;
+        }
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn set_tid_range(scan: TableScanDesc, from: ItemPointer, to: ItemPointer) {
+    // SAFETY: the executor's TIDs.
+    unsafe { state(scan).set_tid_range(&*from, &*to) }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn next_in_tid_range(
+    scan: TableScanDesc,
+    direction: pg_sys::ScanDirection::Type,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: as for `next`.
+    unsafe {
+        let state = state(scan);
+        let open = &raw const state.open;
+        give(open, state.next_in_tid_range(heading(direction)), slot)
+    }
+}
+
+/// What the workers of a parallel scan share, in dynamic shared memory.
+#[repr(C)]
+pub struct Parallel {
+    base: pg_sys::ParallelTableScanDescData,
+    next: AtomicU64,
+    borders_len: u32,
+    borders: [u8; splits::ROOM],
+}
+
+impl Pieces for Parallel {
+    fn claim(&self) -> usize {
+        usize::try_from(self.next.fetch_add(1, Relaxed)).unwrap_or(usize::MAX)
+    }
+
+    fn borders(&self) -> &[u8] {
+        self.borders.get(..self.borders_len as usize).unwrap_or(&[])
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn parallel_size(_rel: Relation) -> pg_sys::Size {
+    size_of::<Parallel>()
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn parallel_begin(rel: Relation, scan: pg_sys::ParallelTableScanDesc) -> pg_sys::Size {
+    // SAFETY: PostgreSQL gives as much room as `parallel_size` asked for.
+    unsafe {
+        let open = Open::new(rel);
+        let borders = splits::encode(&open.ok(splits::choose(&open)));
+        let shared = scan.cast::<Parallel>();
+        (*shared).base.phs_relid = (*rel).rd_id;
+        (*shared).base.phs_syncscan = false;
+        (&raw mut (*shared).next).write(AtomicU64::new(0));
+        (*shared).borders_len = borders.len() as u32;
+        (&raw mut (*shared).borders).cast::<u8>().copy_from_nonoverlapping(borders.as_ptr(), borders.len());
+        size_of::<Parallel>()
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn parallel_rescan(_rel: Relation, scan: pg_sys::ParallelTableScanDesc) {
+    // SAFETY: made by `parallel_begin`; no worker is running.
+    unsafe { (*scan.cast::<Parallel>()).next.store(0, Relaxed) }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn bitmap_block(scan: TableScanDesc, _page: *mut pg_sys::TBMIterateResult) -> bool {
+    // SAFETY: as for `next`.
+    unsafe { state(scan).begin_bitmap_page() };
+    true
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn bitmap_row(
+    scan: TableScanDesc,
+    page: *mut pg_sys::TBMIterateResult,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: as for `next`; the page has as many offsets as it says.
+    unsafe {
+        let state = state(scan);
+        let open = &raw const state.open;
+        let offsets = usize::try_from((*page).ntuples).ok().map(|count| (*page).offsets.as_slice(count));
+        let found = state.next_in_bitmap_page((*page).blockno, offsets);
+        give(open, found, slot)
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn sample_block(scan: TableScanDesc, sample: *mut pg_sys::SampleScanState) -> bool {
+    // SAFETY: as for `next`; the sampling method's functions are called as its contract says.
+    unsafe {
+        let state = state(scan);
+        let blocks = state.blocks();
+        state.block = match (*(*sample).tsmroutine).NextSampleBlock {
+            Some(choose) => {
+                let block = pg_sys::ffi::pg_guard_ffi_boundary(|| choose(sample, blocks));
+                (block != pg_sys::InvalidBlockNumber).then_some(block)
+            }
+            None => Some(state.block.map_or(0, |block| block + 1)).filter(|block| *block < blocks),
+        };
+        state.block.is_some()
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn sample_row(
+    scan: TableScanDesc,
+    sample: *mut pg_sys::SampleScanState,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: as for `sample_block`.
+    unsafe {
+        let state = state(scan);
+        let open = &raw const state.open;
+        let (Some(block), Some(choose)) = (state.block, (*(*sample).tsmroutine).NextSampleTuple) else {
+            slots::clear(slot);
+            return false;
+        };
+        loop {
+            let offset = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                choose(sample, block, tid::ROWS_PER_BLOCK as pg_sys::OffsetNumber)
+            });
+            if offset == 0 {
+                slots::clear(slot);
+                return false;
+            }
+            if let Some(row) = (*open).ok(state.sampled(offset)) {
+                slots::store(slot, &*open, row);
+                return true;
+            }
+        }
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn analyze_block(
+    scan: TableScanDesc,
+    block: pg_sys::BlockNumber,
+    _strategy: pg_sys::BufferAccessStrategy,
+) -> bool {
+    // SAFETY: as for `next`.
+    unsafe { state(scan).begin_analyze_block(block) };
+    true
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn analyze_row(
+    scan: TableScanDesc,
+    _oldest: pg_sys::TransactionId,
+    live: *mut f64,
+    dead: *mut f64,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: as for `next`; PostgreSQL's counters.
+    unsafe {
+        let state = state(scan);
+        let open = &raw const state.open;
+        let found = state.next_to_analyze(&mut *live, &mut *dead);
+        give(open, found, slot)
+    }
+}
+
+/// What an index scan keeps of our table between its fetches.
+#[repr(C)]
+pub struct Fetch {
+    base: pg_sys::IndexFetchTableData,
+    state: *mut Owned<FetchState>,
+}
+
+pub struct FetchState {
+    open: Open,
+    by_row: ByRow,
+    /// A row that our own index has found, and decided to be visible, for the next fetch.
+    found: *const RowBuf,
+}
+
+impl FetchState {
+    /// The scan of our key has found this row; it stays where it is until the next one is asked for.
+    pub fn expect(&mut self, row: *const RowBuf) {
+        self.found = row;
+    }
+}
+
+/// # Safety
+/// `fetch` was made by [`fetch_begin`].
+pub unsafe fn fetch_state<'a>(fetch: *mut pg_sys::IndexFetchTableData) -> &'a mut FetchState {
+    // SAFETY: by the contract.
+    unsafe { Owned::get((*fetch.cast::<Fetch>()).state) }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::IndexFetchTableData {
+    // SAFETY: the relation stays open as long as the fetch state is used.
+    unsafe {
+        let fetch = pg_sys::palloc0(size_of::<Fetch>()).cast::<Fetch>();
+        (*fetch).base.rel = rel;
+        let (open, by_row, found) = (Open::new(rel), ByRow::default(), std::ptr::null());
+        (*fetch).state = Owned::new(FetchState { open, by_row, found });
+        fetch.cast()
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn fetch_reset(fetch: *mut pg_sys::IndexFetchTableData) {
+    // SAFETY: made by `fetch_begin`.
+    unsafe { fetch_state(fetch).found = std::ptr::null() }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn fetch_end(fetch: *mut pg_sys::IndexFetchTableData) {
+    // SAFETY: made by `fetch_begin`, and not used afterwards.
+    unsafe {
+        Owned::release((*fetch.cast::<Fetch>()).state);
+        pg_sys::pfree(fetch.cast());
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn fetch_row(
+    fetch: *mut pg_sys::IndexFetchTableData,
+    tid: ItemPointer,
+    snapshot: Snapshot,
+    slot: *mut TupleTableSlot,
+    call_again: *mut bool,
+    all_dead: *mut bool,
+) -> bool {
+    // SAFETY: the index code's pointers; a row that our index left is still where it was.
+    unsafe {
+        let state = fetch_state(fetch);
+        *call_again = false;
+        if !all_dead.is_null() {
+            *all_dead = false;
+        }
+        let found = std::mem::replace(&mut state.found, std::ptr::null());
+        if !found.is_null() {
+            slots::store(slot, &state.open, &*found);
+            return true;
+        }
+        let mut view = View::new(state.open.rel, snapshot);
+        let sight = state.by_row.fetch(&state.open, &mut view, snapshot, &*tid);
+        let sight = state.open.ok(sight);
+        if sight == Sight::Seen {
+            recent::note_scanned(&state.open, &state.by_row.row);
+            slots::store(slot, &state.open, &state.by_row.row);
+            return true;
+        }
+        if !all_dead.is_null() {
+            let rel = state.open.rel;
+            *all_dead = sight.is_dead_to_all(|| super::xact::oldest_visible(rel));
+        }
+        false
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn fetch_row_version(
+    rel: Relation,
+    tid: ItemPointer,
+    snapshot: Snapshot,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: the executor's pointers.
+    unsafe {
+        let open = Open::new(rel);
+        let mut view = View::new(rel, snapshot);
+        let mut by_row = ByRow::default();
+        let sight = open.ok(by_row.fetch(&open, &mut view, snapshot, &*tid));
+        if sight != Sight::Seen {
+            return false;
+        }
+        recent::note(&open, &by_row.row);
+        slots::store(slot, &open, &by_row.row);
+        true
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn tid_valid(scan: TableScanDesc, tid: ItemPointer) -> bool {
+    // SAFETY: the executor's pointers.
+    unsafe {
+        let state = state(scan);
+        tid::to_row(&*tid).is_some_and(|row| row < state.open.tree.next_row_id())
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn latest_tid(scan: TableScanDesc, tid: ItemPointer) {
+    // SAFETY: the executor's pointers.
+    unsafe {
+        let state = state(scan);
+        let latest = state.latest(&*tid);
+        *tid = state.open.ok(latest);
+    }
+}
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn satisfies_snapshot(
+    rel: Relation,
+    slot: *mut TupleTableSlot,
+    snapshot: Snapshot,
+) -> bool {
+    // SAFETY: the executor's pointers.
+    unsafe {
+        let open = Open::new(rel);
+        let mut view = View::new(rel, snapshot);
+        let sight = open.ok(ByRow::default().fetch(&open, &mut view, snapshot, &(*slot).tts_tid));
+        sight == Sight::Seen
+    }
+}
+
+/// Which of these index entries point to rows that nobody will see again? None, as far as we can tell at that price: index
+/// entries go with VACUUM.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn index_delete(
+    _rel: Relation,
+    operation: *mut pg_sys::TM_IndexDeleteOp,
+) -> pg_sys::TransactionId {
+    // SAFETY: the index code's struct.
+    unsafe { (*operation).ndeltids = 0 };
+    pg_sys::InvalidTransactionId
+}
+
+/// How many virtual blocks a table has.
+pub fn virtual_blocks(open: &Open) -> u32 {
+    by_row::blocks(open)
+}

@@ -1,0 +1,171 @@
+//! VACUUM: flush, merge what is due, rid the secondary indexes of entries without a row, advance relfrozenxid, count.
+
+use super::table_index_build::DeadRows;
+use super::{catalog, xact};
+use crate::host::interrupt;
+use crate::host::maintenance::Maintenance;
+use crate::host::PgHost;
+use crate::table::Open;
+use loosekv_engine::manifest::RunDesc;
+use pgrx::pg_sys;
+use pgrx::pg_sys::Relation;
+use pgrx::prelude::*;
+use std::ffi::c_void;
+
+#[pg_guard]
+pub unsafe extern "C-unwind" fn vacuum(
+    rel: Relation,
+    params: *mut pg_sys::VacuumParams,
+    strategy: pg_sys::BufferAccessStrategy,
+) {
+    // SAFETY: the relation is open and locked; PostgreSQL's parameters.
+    unsafe {
+        let min_multi = pg_sys::GetOldestMultiXactId();
+        let oldest = xact::oldest_visible(rel);
+        let open = Open::new(rel);
+        flush(&open);
+        merge(&open, false);
+        settle(&open);
+        let cleanup = (*params).index_cleanup != pg_sys::VacOptValue::VACOPTVALUE_DISABLED;
+        let has_indexes = (*(*rel).rd_rel).relhasindex;
+        let rows = live_rows(&open);
+        if cleanup && has_indexes {
+            clean_indexes(rel, oldest, rows, strategy);
+        }
+        let frozen = frozen_below(&open, oldest);
+        let pages = super::table_scan::virtual_blocks(&open);
+        let (mut xid_updated, mut multi_updated) = (false, false);
+        pg_sys::vac_update_relstats(
+            rel,
+            pages,
+            rows,
+            0,
+            has_indexes,
+            pg_sys::TransactionId::from(frozen as u32),
+            min_multi,
+            &mut xid_updated,
+            &mut multi_updated,
+            false,
+        );
+        pg_sys::pgstat_report_vacuum((*rel).rd_id, (*(*rel).rd_rel).relisshared, rows as i64, 0);
+    }
+}
+
+/// Writes all memtables to runs.
+pub fn flush(open: &Open) {
+    open.ok(open.tree.rotate());
+    // SAFETY: the relation stays open.
+    let lock = unsafe { Maintenance::lock(open.rel) };
+    while open.ok(interrupt::held(|| open.tree.flush_one())) {
+        pgrx::check_for_interrupts!();
+    }
+    drop(lock);
+}
+
+/// Merges what is due (`all`: everything into one run).
+pub fn merge(open: &Open, all: bool) {
+    // SAFETY: as above.
+    let lock = unsafe { Maintenance::lock(open.rel) };
+    while open.ok(open.tree.compact_one(all)) {
+        pgrx::check_for_interrupts!();
+    }
+    drop(lock);
+}
+
+/// Settles every run whose writers have all ended, so that none of them needs to be looked up ever again.
+fn settle(open: &Open) {
+    // SAFETY: as above.
+    let lock = unsafe { Maintenance::lock(open.rel) };
+    while open.ok(open.tree.settle_one()) {
+        pgrx::check_for_interrupts!();
+    }
+    drop(lock);
+}
+
+/// The runs, oldest first.
+pub fn runs(open: &Open) -> Vec<RunDesc> {
+    open.tree.manifest().runs
+}
+
+/// Live rows, nearly: keys that the index knows, or, where it does not know all runs, keys of all runs, without regard to
+/// those that stand in several.
+pub fn live_rows(open: &Open) -> f64 {
+    let runs = runs(open);
+    let tombstones: u64 = runs.iter().map(|run| run.shape.tombstones).sum();
+    let in_runs: u64 = runs.iter().map(|run| run.shape.keys).sum();
+    let shared = open.tree.shared();
+    let (indexed_from, in_memtables) = {
+        let view = shared.current.pin::<PgHost>();
+        (view.indexed_from, view.memtables().map(|memtable| memtable.table.rows()).sum::<u64>())
+    };
+    let complete = runs.first().is_none_or(|oldest| indexed_from <= oldest.last_l0);
+    let keys = if complete { in_runs.min(shared.index.len() as u64) } else { in_runs };
+    (keys.saturating_sub(tombstones) + in_memtables) as f64
+}
+
+/// Below this transaction id nobody need be looked up: the runs know that their writers have committed, and what is still in
+/// memory was written later.
+fn frozen_below(open: &Open, oldest: u64) -> u64 {
+    let unsettled = runs(open).iter().filter(|run| !run.settled).map(|run| run.shape.min_writer.0).min();
+    let in_memory = {
+        let view = open.tree.shared().current.pin::<PgHost>();
+        view.memtables().filter_map(|memtable| memtable.table.min_writer()).map(|writer| writer.0).min()
+    };
+    [Some(oldest), unsettled, in_memory].into_iter().flatten().min().unwrap_or(oldest)
+}
+
+unsafe fn clean_indexes(rel: Relation, oldest: u64, rows: f64, strategy: pg_sys::BufferAccessStrategy) {
+    // SAFETY: the relation is open; its indexes are locked as VACUUM locks them.
+    unsafe {
+        let lock = pg_sys::RowExclusiveLock as i32;
+        let (mut count, mut indexes): (i32, *mut Relation) = (0, std::ptr::null_mut());
+        pg_sys::vac_open_indexes(rel, lock, &mut count, &mut indexes);
+        for i in 0..usize::try_from(count).unwrap_or(0) {
+            let index = *indexes.add(i);
+            if !catalog::is_our_index(index) {
+                clean_index(rel, index, oldest, rows, strategy);
+            }
+        }
+        pg_sys::vac_close_indexes(count, indexes, pg_sys::NoLock as i32);
+    }
+}
+
+unsafe fn clean_index(rel: Relation, index: Relation, oldest: u64, rows: f64, strategy: pg_sys::BufferAccessStrategy) {
+    // SAFETY: both are open; the state lives until the calls are over.
+    unsafe {
+        let mut dead = DeadRows::new(Open::new(rel), oldest);
+        let mut info = pg_sys::IndexVacuumInfo {
+            index,
+            analyze_only: false,
+            report_progress: false,
+            estimated_count: true,
+            message_level: pg_sys::DEBUG2 as i32,
+            num_heap_tuples: rows,
+            strategy,
+        };
+        let state = (&raw mut dead).cast::<c_void>();
+        let stats = pg_sys::index_bulk_delete(&mut info, std::ptr::null_mut(), Some(is_dead), state);
+        let stats = pg_sys::index_vacuum_cleanup(&mut info, stats);
+        if !stats.is_null() && !(*stats).estimated_count {
+            let (mut xid_updated, mut multi_updated) = (false, false);
+            pg_sys::vac_update_relstats(
+                index,
+                (*stats).num_pages,
+                (*stats).num_index_tuples,
+                0,
+                false,
+                pg_sys::InvalidTransactionId,
+                pg_sys::TransactionId::from(0),
+                &mut xid_updated,
+                &mut multi_updated,
+                false,
+            );
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn is_dead(tid: pg_sys::ItemPointer, state: *mut c_void) -> bool {
+    // SAFETY: `clean_index` passed its DeadRows, and waits for the index code to return.
+    unsafe { (*state.cast::<DeadRows>()).is_dead(&*tid) }
+}

@@ -1,0 +1,173 @@
+//! Transactions as the table code sees them: full transaction ids, what became of a writer, waiting for one.
+
+use super::bindings_am::raw;
+use loosekv_engine::types::{Fate, Head, Writer};
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+
+/// Writers that this process has looked up lately. A fate is final, and full transaction ids are never used again, so an
+/// entry is right for ever.
+const REMEMBERED: usize = 256;
+
+thread_local! {
+    static FATES: RefCell<[(u64, Fate); REMEMBERED]> = const { RefCell::new([(0, Fate::InProgress); REMEMBERED]) };
+    /// A full transaction id near the present, and the start of the transaction that read it.
+    static NEAR: Cell<(i64, u64)> = const { Cell::new((i64::MIN, 0)) };
+}
+
+/// The writer that versions of the current (sub)transaction carry; assigns a transaction id if there is none yet.
+pub fn current_writer() -> Writer {
+    // SAFETY: both need only a running transaction.
+    unsafe {
+        let assigned = raw::GetCurrentFullTransactionIdIfAny().value;
+        if assigned != 0 {
+            return Writer(assigned);
+        }
+        Writer(pg_sys::GetCurrentFullTransactionId().value)
+    }
+}
+
+/// The transaction id within its epoch, as PostgreSQL's lock and clog functions take it.
+pub fn short(writer: Writer) -> pg_sys::TransactionId {
+    pg_sys::TransactionId::from(writer.0 as u32)
+}
+
+/// The full id of a transaction id that lies within two thousand million of the present.
+pub fn full(xid: pg_sys::TransactionId) -> u64 {
+    let near = near_present();
+    let xid = u32::from(xid);
+    let distance = xid.wrapping_sub(near as u32) as i32;
+    near.saturating_add_signed(i64::from(distance))
+}
+
+fn near_present() -> u64 {
+    // SAFETY: reads process memory only.
+    let started = unsafe { raw::GetCurrentTransactionStartTimestamp() };
+    let (at, near) = NEAR.get();
+    if at == started && near != 0 {
+        return near;
+    }
+    // SAFETY: takes a lock in shared memory for a moment, never raises an error.
+    let near = unsafe { raw::ReadNextFullTransactionId() }.value;
+    NEAR.set((started, near));
+    near
+}
+
+/// The first transaction id of this transaction, `u64::MAX` while it has none.
+pub fn own_since() -> u64 {
+    // SAFETY: reads process memory only.
+    match unsafe { raw::GetTopFullTransactionIdIfAny() }.value {
+        0 => u64::MAX,
+        top => top,
+    }
+}
+
+/// Whether this is the current transaction, or a subtransaction of it that has not been rolled back.
+pub fn is_mine(writer: Writer) -> bool {
+    // SAFETY: reads process memory only.
+    writer.0 >= own_since() && unsafe { raw::TransactionIdIsCurrentTransactionId(short(writer)) }
+}
+
+/// The fate of a writer that is known not to run any more (a snapshot, or the process array, said so).
+pub fn final_fate(writer: Writer) -> Fate {
+    let place = writer.0 as usize % REMEMBERED;
+    let (whose, fate) = FATES.with_borrow(|fates| fates[place]);
+    if whose == writer.0 {
+        return fate;
+    }
+    // SAFETY: may read a page of the commit log; an error unwinds.
+    let committed = unsafe { pg_sys::TransactionIdDidCommit(short(writer)) };
+    let fate = if committed { Fate::Committed } else { Fate::Aborted };
+    FATES.with_borrow_mut(|fates| fates[place] = (writer.0, fate));
+    fate
+}
+
+/// The fate of a writer that is not the current transaction.
+pub fn fate_of_other(writer: Writer) -> Fate {
+    let place = writer.0 as usize % REMEMBERED;
+    let (whose, fate) = FATES.with_borrow(|fates| fates[place]);
+    if whose == writer.0 {
+        return fate;
+    }
+    // SAFETY: looks into the process array; may read a page of the subtransaction log; an error unwinds.
+    if unsafe { pg_sys::TransactionIdIsInProgress(short(writer)) } {
+        return Fate::InProgress;
+    }
+    final_fate(writer)
+}
+
+/// What somebody waits for; it shows in the error context of a cancelled wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Insert,
+    Update,
+    Delete,
+    Lock,
+}
+
+/// The token under which a speculative insertion of ours can be waited for. One is enough: the lock's tag has the writer
+/// in it too, and a backend makes one speculative insertion at a time. (PostgreSQL's own token is known to the inserting
+/// backend only: nothing in a row version has room for it.)
+pub const SPECULATIVE_TOKEN: u32 = 0x4c4b_5631;
+
+/// Sleeps until the writer of `head` has ended, or (a speculative insertion) is confirmed or taken back.
+pub fn wait_for(rel: pg_sys::Relation, head: &Head, speculative: bool, purpose: Purpose) {
+    let xid = short(head.writer);
+    if speculative {
+        // SAFETY: waits for a heavyweight lock; errors and cancels unwind.
+        unsafe { pg_sys::SpeculativeInsertionWait(xid, SPECULATIVE_TOKEN) };
+        return;
+    }
+    let mut tid = crate::table::tid::from_row(head.row_id);
+    let oper = match purpose {
+        Purpose::Insert => pg_sys::XLTW_Oper::XLTW_InsertIndex,
+        Purpose::Update => pg_sys::XLTW_Oper::XLTW_Update,
+        Purpose::Delete => pg_sys::XLTW_Oper::XLTW_Delete,
+        Purpose::Lock => pg_sys::XLTW_Oper::XLTW_Lock,
+    };
+    // SAFETY: as above; the relation is open.
+    unsafe { pg_sys::XactLockTableWait(xid, rel, &raw mut tid, oper) }
+}
+
+/// Sleeps until a writer, who holds a row lock, has ended.
+pub fn wait_for_writer(rel: pg_sys::Relation, writer: Writer) {
+    let (no_tid, oper) = (std::ptr::null_mut(), pg_sys::XLTW_Oper::XLTW_None);
+    // SAFETY: as above; without a TID the wait has no error context.
+    unsafe { pg_sys::XactLockTableWait(short(writer), rel, no_tid, oper) }
+}
+
+/// The writer is not this transaction, and has ended.
+pub fn has_ended(writer: Writer) -> bool {
+    !is_mine(writer) && fate_of_other(writer) != Fate::InProgress
+}
+
+fn speculative_tag(writer: Writer) -> pg_sys::LOCKTAG {
+    // As SET_LOCKTAG_SPECULATIVE_INSERTION sets it.
+    pg_sys::LOCKTAG {
+        locktag_field1: u32::from(short(writer)),
+        locktag_field2: SPECULATIVE_TOKEN,
+        locktag_field3: 0,
+        locktag_field4: 0,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_SPECULATIVE_TOKEN as u8,
+        locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+    }
+}
+
+/// Others that meet the speculative version wait until [`speculation_ends`].
+pub fn speculation_begins(writer: Writer) {
+    let tag = speculative_tag(writer);
+    // SAFETY: an ordinary transaction lock; errors unwind.
+    unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::ExclusiveLock as i32, false, false) };
+}
+
+pub fn speculation_ends(writer: Writer) {
+    let tag = speculative_tag(writer);
+    // SAFETY: taken by speculation_begins in this transaction.
+    unsafe { pg_sys::LockRelease(&raw const tag, pg_sys::ExclusiveLock as i32, false) };
+}
+
+/// Every transaction below this one has ended, for every snapshot on this table that there is or will be.
+pub fn oldest_visible(rel: pg_sys::Relation) -> u64 {
+    // SAFETY: the relation is open; looks into the process array.
+    full(unsafe { pg_sys::GetOldestNonRemovableTransactionId(rel) })
+}

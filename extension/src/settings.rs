@@ -1,0 +1,189 @@
+//! The settings (`loosekv.*`).
+
+use loosekv_engine::options::{self, TreeOptions};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
+pub enum Compression {
+    #[name = c"none"]
+    None,
+    #[name = c"zstd"]
+    Zstd,
+}
+
+static SHARED_MEMORY: GucSetting<i32> = GucSetting::<i32>::new(256);
+static INDEX_MEMORY: GucSetting<i32> = GucSetting::<i32>::new(-1);
+static MEMTABLE_SIZE: GucSetting<i32> = GucSetting::<i32>::new(16 * 1024);
+static FAN_IN: GucSetting<i32> = GucSetting::<i32>::new(8);
+static COMPRESSION: GucSetting<Compression> = GucSetting::<Compression>::new(Compression::None);
+static COMPRESSION_LEVEL: GucSetting<i32> = GucSetting::<i32>::new(1);
+static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(4);
+static WORKER_NAPTIME: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static WRITE_THROTTLE: GucSetting<i32> = GucSetting::<i32>::new(10);
+
+/// Limits on memory, in bytes.
+pub struct Limits {
+    pub memtables: u64,
+    pub key_index: u64,
+}
+
+pub fn shared_memory_bytes() -> usize {
+    (SHARED_MEMORY.get() as usize) << 20
+}
+
+/// How the shared memory is divided. An eighth is left for versions, run maps and whatever else is small.
+pub fn budgets() -> Limits {
+    let all = shared_memory_bytes() as u64;
+    let usable = all - all / 8;
+    let key_index = match INDEX_MEMORY.get() {
+        -1 => all / 2,
+        megabytes => (megabytes as u64) << 20,
+    };
+    // Whatever is asked for the index, memtables keep a quarter: without them nothing can be written.
+    let key_index = key_index.min(usable - all / 4);
+    Limits { memtables: usable - key_index, key_index }
+}
+
+/// Bytes of rows after which a memtable is frozen and flushed. A quarter of all memtables' memory at the most, so that one
+/// can be flushed while another fills.
+pub fn memtable_bytes() -> u64 {
+    ((MEMTABLE_SIZE.get() as u64) << 10).min(budgets().memtables / 4)
+}
+
+/// How tables are kept that say nothing else.
+pub fn tree_options() -> TreeOptions {
+    let mut options = TreeOptions {
+        memtable_bytes: memtable_bytes(),
+        fan_in: FAN_IN.get() as u32,
+        level_limit: FAN_IN.get() as u32,
+        ..TreeOptions::default()
+    };
+    options.run.compression = match COMPRESSION.get() {
+        Compression::None => options::Compression::None,
+        Compression::Zstd => options::Compression::Zstd(COMPRESSION_LEVEL.get()),
+    };
+    options
+}
+
+pub fn workers() -> usize {
+    WORKERS.get() as usize
+}
+
+pub fn worker_naptime() -> std::time::Duration {
+    std::time::Duration::from_millis(WORKER_NAPTIME.get() as u64)
+}
+
+/// Longest delay of one write when flushes and merges fall behind.
+pub fn write_throttle() -> std::time::Duration {
+    std::time::Duration::from_millis(WRITE_THROTTLE.get() as u64)
+}
+
+/// Makes the settings known. To be called while shared_preload_libraries are loaded.
+pub fn define() {
+    define_memory();
+    define_shape();
+    define_work();
+    // SAFETY: the name is static.
+    unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"loosekv".as_ptr()) }
+}
+
+fn define_memory() {
+    let none = GucFlags::default();
+    GucRegistry::define_int_guc(
+        c"loosekv.shared_memory",
+        c"Shared memory for key indexes and memtables of all tables.",
+        c"It is taken at server start, in addition to shared_buffers.",
+        &SHARED_MEMORY,
+        16,
+        1 << 20,
+        GucContext::Postmaster,
+        none | GucFlags::UNIT_MB,
+    );
+    GucRegistry::define_int_guc(
+        c"loosekv.index_memory",
+        c"Part of loosekv.shared_memory for key indexes.",
+        c"When it is used up, keys in the oldest runs are looked for by filter instead. -1 takes half; memtables keep \
+          a quarter in any case.",
+        &INDEX_MEMORY,
+        -1,
+        1 << 20,
+        GucContext::Postmaster,
+        none | GucFlags::UNIT_MB,
+    );
+    GucRegistry::define_int_guc(
+        c"loosekv.memtable_size",
+        c"Size of a table's memtable at which it is written to a run.",
+        c"At most a quarter of the memory that loosekv.shared_memory leaves for memtables is used for one.",
+        &MEMTABLE_SIZE,
+        64,
+        16 << 20,
+        GucContext::Sighup,
+        none | GucFlags::UNIT_KB,
+    );
+}
+
+fn define_shape() {
+    let none = GucFlags::default();
+    GucRegistry::define_int_guc(
+        c"loosekv.fan_in",
+        c"Number of runs of one level that are merged into one run of the next.",
+        c"More runs mean fewer rewrites of each row and slower scans.",
+        &FAN_IN,
+        2,
+        64,
+        GucContext::Sighup,
+        none,
+    );
+    GucRegistry::define_enum_guc(
+        c"loosekv.compression",
+        c"Compression of the pages of new runs.",
+        c"Existing runs are rewritten when they are merged.",
+        &COMPRESSION,
+        GucContext::Sighup,
+        none,
+    );
+    GucRegistry::define_int_guc(
+        c"loosekv.compression_level",
+        c"Compression level for zstd.",
+        c"",
+        &COMPRESSION_LEVEL,
+        1,
+        19,
+        GucContext::Sighup,
+        none,
+    );
+}
+
+fn define_work() {
+    let none = GucFlags::default();
+    GucRegistry::define_int_guc(
+        c"loosekv.workers",
+        c"Largest number of background workers, one for a database, that flush and merge.",
+        c"Without a worker, whoever fills a memtable flushes it. They count towards max_worker_processes.",
+        &WORKERS,
+        0,
+        super::work::claims::PLACES as i32,
+        GucContext::Sighup,
+        none,
+    );
+    GucRegistry::define_int_guc(
+        c"loosekv.worker_naptime",
+        c"Time after which a background worker looks for work unasked.",
+        c"",
+        &WORKER_NAPTIME,
+        10,
+        3_600_000,
+        GucContext::Sighup,
+        none | GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"loosekv.write_throttle",
+        c"Longest delay of one write when flushing and merging fall behind; 0 delays nothing.",
+        c"The delay grows with the backlog, so that writers slow down before memory is full.",
+        &WRITE_THROTTLE,
+        0,
+        1000,
+        GucContext::Sighup,
+        none | GucFlags::UNIT_MS,
+    );
+}

@@ -1,0 +1,71 @@
+//! Reading by row id: what a TID, a bitmap, a sample or an index entry points to.
+
+use super::mvcc::{self, Sight, View};
+use super::{recent, tid, Open};
+use crate::pg::ssi;
+use loosekv_engine::error::Result;
+use loosekv_engine::types::{RowBuf, RowId};
+use pgrx::pg_sys;
+
+/// Reads rows by id, with room for one row at a time.
+#[derive(Default)]
+pub struct ByRow {
+    pub row: RowBuf,
+    scratch: RowBuf,
+}
+
+impl ByRow {
+    /// Reads the row version with this TID if `view` sees it; it is in `row` then.
+    pub fn fetch(
+        &mut self,
+        open: &Open,
+        view: &mut View,
+        snapshot: pg_sys::Snapshot,
+        tid: &pg_sys::ItemPointerData,
+    ) -> Result<Sight> {
+        if !mvcc::row_of_tid(open, tid, &mut self.row)? {
+            return Ok(Sight::Dead);
+        }
+        let sight = view.look_at(open, &self.row, &mut self.scratch)?;
+        if view.is_mvcc() {
+            ssi::read_key(open.rel, &self.row.key, snapshot);
+        }
+        Ok(sight)
+    }
+
+    /// The same by row id, for those who go through many and have marked the table as read.
+    pub fn fetch_row(&mut self, open: &Open, view: &mut View, row: RowId) -> Result<bool> {
+        Ok(recent::find_row(open, row, &mut self.row)?
+            && view.look_at(open, &self.row, &mut self.scratch)? == Sight::Seen)
+    }
+
+    /// The next visible row with an id from `rows`, which is shortened from the end that is read.
+    pub fn next_of(
+        &mut self,
+        open: &Open,
+        view: &mut View,
+        rows: &mut std::ops::Range<u64>,
+        forward: bool,
+    ) -> Result<bool> {
+        loop {
+            let row = if forward { rows.next() } else { rows.next_back() };
+            let Some(row) = row else { return Ok(false) };
+            pgrx::check_for_interrupts!();
+            if self.fetch_row(open, view, RowId(row))? {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+/// The row ids in a virtual block.
+pub fn rows_of_block(open: &Open, block: u32) -> std::ops::Range<u64> {
+    let first = u64::from(block) * tid::ROWS_PER_BLOCK;
+    let end = (first + tid::ROWS_PER_BLOCK).min(open.tree.next_row_id().0);
+    first.min(end)..end
+}
+
+/// How many virtual blocks the table has.
+pub fn blocks(open: &Open) -> u32 {
+    u32::try_from(open.tree.next_row_id().0.div_ceil(tid::ROWS_PER_BLOCK)).unwrap_or(u32::MAX - 1)
+}

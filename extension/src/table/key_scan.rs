@@ -1,0 +1,184 @@
+//! Reading in the order of the key: a list of ranges, forwards and backwards, with a mark to come back to.
+
+use super::mvcc::View;
+use super::{recent, Open, TableCursor};
+use crate::codec::bound::Range;
+use crate::pg::ssi;
+use loosekv_engine::error::Result;
+use loosekv_engine::tree::Direction;
+use loosekv_engine::types::RowBuf;
+use pgrx::pg_sys;
+use std::ops::Bound;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Position {
+    Unstarted,
+    /// In the range with this number.
+    In(usize),
+    BeforeFirst,
+    AfterLast,
+}
+
+/// A position to come back to, and the key there.
+struct Mark {
+    position: Position,
+    key: Vec<u8>,
+}
+
+pub struct KeyScan {
+    pub view: View,
+    snapshot: pg_sys::Snapshot,
+    /// Disjoint and ascending.
+    ranges: Vec<Range>,
+    position: Position,
+    /// Of the range where we are; none when it is a single key.
+    cursor: Option<(TableCursor, Direction)>,
+    /// The row found last.
+    pub row: RowBuf,
+    mark: Option<Mark>,
+    /// After a return to the mark: the marked key itself is not to be returned again.
+    skip: Option<Vec<u8>>,
+}
+
+impl KeyScan {
+    /// # Safety
+    /// `snapshot` is valid, and stays so while the scan is used.
+    pub unsafe fn new(open: &Open, snapshot: pg_sys::Snapshot, ranges: Vec<Range>) -> KeyScan {
+        // SAFETY: by the contract.
+        let view = unsafe { View::new(open.rel, snapshot) };
+        KeyScan {
+            view,
+            snapshot,
+            ranges,
+            position: Position::Unstarted,
+            cursor: None,
+            row: RowBuf::default(),
+            mark: None,
+            skip: None,
+        }
+    }
+
+    pub fn everything() -> Vec<Range> {
+        vec![Range { lower: Bound::Unbounded, upper: Bound::Unbounded }]
+    }
+
+    /// Begins anew with other ranges.
+    pub fn restart(&mut self, ranges: Vec<Range>) {
+        self.ranges = ranges;
+        self.rewind();
+        self.mark = None;
+    }
+
+    /// Begins anew.
+    pub fn rewind(&mut self) {
+        self.position = Position::Unstarted;
+        self.cursor = None;
+        self.skip = None;
+    }
+
+    /// The next row; it is in `row` then.
+    pub fn next(&mut self, open: &Open, direction: Direction) -> Result<bool> {
+        loop {
+            let range = match (self.position, direction) {
+                (Position::In(range), _) => {
+                    if self.next_in_range(open, direction)? {
+                        break;
+                    }
+                    next_range(range, direction)
+                }
+                (Position::Unstarted | Position::BeforeFirst, Direction::Forward) => Some(0),
+                (Position::Unstarted | Position::AfterLast, Direction::Backward) => self.ranges.len().checked_sub(1),
+                (Position::BeforeFirst, Direction::Backward) | (Position::AfterLast, Direction::Forward) => {
+                    return Ok(false)
+                }
+            };
+            match range.filter(|range| *range < self.ranges.len()) {
+                Some(range) => {
+                    if self.enter(open, range, direction)? {
+                        break;
+                    }
+                }
+                None => {
+                    self.cursor = None;
+                    self.position = match direction {
+                        Direction::Forward => Position::AfterLast,
+                        Direction::Backward => Position::BeforeFirst,
+                    };
+                    return Ok(false);
+                }
+            }
+        }
+        recent::note_scanned(open, &self.row);
+        Ok(true)
+    }
+
+    /// Goes to a range; a range of one key is read at once.
+    fn enter(&mut self, open: &Open, number: usize, direction: Direction) -> Result<bool> {
+        self.position = Position::In(number);
+        self.cursor = None;
+        self.skip = None;
+        let Some(range) = self.ranges.get(number) else { return Ok(false) };
+        if let Some(key) = range.point() {
+            if self.view.is_mvcc() {
+                ssi::read_key(open.rel, key, self.snapshot);
+            }
+            return self.view.find(open, key, &mut self.row);
+        }
+        if self.view.is_mvcc() {
+            ssi::read_table(open.rel, self.snapshot);
+        }
+        let cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
+        self.cursor = Some((cursor, direction));
+        Ok(false)
+    }
+
+    fn next_in_range(&mut self, open: &Open, direction: Direction) -> Result<bool> {
+        let Some((cursor, heading)) = &mut self.cursor else { return Ok(false) };
+        if *heading != direction {
+            cursor.turn(direction);
+            *heading = direction;
+        }
+        while self.view.next(open, cursor, &mut self.row)? {
+            match self.skip.take() {
+                Some(key) if key == self.row.key => {}
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    pub fn set_mark(&mut self) {
+        self.mark = Some(Mark { position: self.position, key: self.row.key.clone() });
+    }
+
+    /// Goes back to the mark: the row after the marked one comes next.
+    pub fn return_to_mark(&mut self, open: &Open) -> Result<()> {
+        let Some(mark) = &self.mark else {
+            self.rewind();
+            return Ok(());
+        };
+        let (position, key) = (mark.position, mark.key.clone());
+        let direction = self.cursor.as_ref().map_or(Direction::Forward, |(_, direction)| *direction);
+        self.cursor = None;
+        self.skip = None;
+        self.position = position;
+        let Position::In(number) = position else { return Ok(()) };
+        let Some(range) = self.ranges.get(number).filter(|range| range.point().is_none()) else { return Ok(()) };
+        let mut cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
+        cursor.seek(&key);
+        self.cursor = Some((cursor, direction));
+        self.skip = Some(key);
+        Ok(())
+    }
+}
+
+fn next_range(range: usize, direction: Direction) -> Option<usize> {
+    match direction {
+        Direction::Forward => Some(range + 1),
+        Direction::Backward => range.checked_sub(1),
+    }
+}
+
+fn as_bound(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(Vec::as_slice)
+}

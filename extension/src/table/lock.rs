@@ -1,0 +1,272 @@
+//! Row locks. A lock is on a key, not on a row version: whoever changes the row meets it whatever version he has.
+//!
+//! They stand in [`crate::pg::row_locks`], for as long as the transaction that took them runs; a writer holds one for the
+//! moment of his change. Once a row is changed its new version, in progress, is what others wait for; so a lock that was
+//! taken only to change the row (ON CONFLICT DO UPDATE) is given back then, and a large upsert does not fill the table.
+//!
+//! ```text
+//!                    KEY SHARE   SHARE   NO KEY UPDATE   UPDATE
+//! KEY SHARE                                              conflict
+//! SHARE                                  conflict        conflict
+//! NO KEY UPDATE                  conflict conflict       conflict
+//! UPDATE             conflict    conflict conflict       conflict
+//! ```
+//!
+//! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
+//! locks as well, and where prepared transactions are possible at all (max_prepared_transactions) everybody looks for those too.
+
+use super::{key_hash, Open};
+use crate::pg::row_locks::{self, Attempt, Tag};
+use crate::pg::{error, xact};
+use loosekv_engine::types::{Fate, Writer};
+use pgrx::pg_sys;
+use pgrx::pg_sys::LockTupleMode as Mode;
+use pgrx::pg_sys::LockWaitPolicy as Policy;
+use pgrx::PgSqlErrorCode;
+use std::cell::RefCell;
+
+/// A transaction that holds so many row locks in a table locks all of it.
+const MOST_ROWS: usize = 8192;
+/// Row locks that PREPARE TRANSACTION takes along.
+const MOST_PREPARED: usize = 1000;
+
+struct Kept {
+    tag: Tag,
+    mode: Mode::Type,
+    writer: Writer,
+}
+
+thread_local! {
+    /// The locks that this transaction keeps to its end.
+    static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+    /// The writers in whose name it has locked whole tables.
+    static WHOLE: RefCell<Vec<Writer>> = const { RefCell::new(Vec::new()) };
+}
+
+pub struct KeyLock {
+    tag: Tag,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Got {
+    /// To be kept or given back.
+    Locked,
+    /// The transaction has it from before.
+    Held,
+    WouldBlock,
+}
+
+impl KeyLock {
+    pub fn on(open: &Open, key: &[u8]) -> KeyLock {
+        // SAFETY: a plain variable of this process.
+        let database = u32::from(unsafe { pg_sys::MyDatabaseId });
+        KeyLock { tag: Tag { database, table: u32::from(open.relid()), key: key_hash(key) } }
+    }
+
+    /// Takes the lock.
+    pub fn take(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Got {
+        let me = xact::current_writer();
+        if !WHOLE.with_borrow(Vec::is_empty) && row_locks::holds_whole(&self.tag, mode) {
+            return Got::Held;
+        }
+        loop {
+            let blocker = match row_locks::attempt(self.tag, mode, me) {
+                Attempt::Held => return Got::Held,
+                Attempt::Taken => match self.prepared_ones(mode, policy) {
+                    Some(true) => return Got::Locked,
+                    Some(false) => continue,
+                    None => return self.blocked(open, policy),
+                },
+                Attempt::Blocked(writer) => writer,
+                Attempt::Full => {
+                    row_locks::tidy(&self.tag);
+                    match row_locks::attempt(self.tag, mode, me) {
+                        Attempt::Full => return self.take_whole(open, mode, policy),
+                        Attempt::Taken => {
+                            row_locks::give_back(self.tag, mode, me);
+                            continue;
+                        }
+                        _ => continue,
+                    }
+                }
+            };
+            if !self.wait(open, &self.tag, blocker, policy) {
+                return self.blocked(open, policy);
+            }
+        }
+    }
+
+    fn blocked(&self, open: &Open, policy: Policy::Type) -> Got {
+        if policy == Policy::LockWaitError {
+            not_available(open);
+        }
+        Got::WouldBlock
+    }
+
+    /// Gets a writer out of the way, by waiting for him if he still runs. False: that is not wanted.
+    fn wait(&self, open: &Open, tag: &Tag, writer: Writer, policy: Policy::Type) -> bool {
+        if xact::fate_of_other(writer) == Fate::InProgress {
+            if policy != Policy::LockWaitBlock {
+                return false;
+            }
+            xact::wait_for_writer(open.rel, writer);
+        }
+        row_locks::forget_writer(tag, writer);
+        true
+    }
+
+    /// Locks the whole table instead.
+    fn take_whole(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Got {
+        let me = xact::current_writer();
+        if row_locks::holds_whole(&self.tag, mode) {
+            return Got::Held;
+        }
+        if !row_locks::add_whole(self.tag, mode, me) {
+            error::raise(
+                PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+                format!("no room for another row lock in table \"{}\"", open.name()),
+                Some(
+                    "Too many transactions hold too many row locks. Commit earlier, or lock the table with LOCK TABLE.",
+                ),
+            );
+        }
+        WHOLE.with_borrow_mut(|whole| whole.push(me));
+        while let Some((tag, writer)) = row_locks::conflicting_row(&self.tag, mode) {
+            if !self.wait(open, &tag, writer, policy) {
+                return self.blocked(open, policy);
+            }
+        }
+        Got::Held
+    }
+
+    /// Looks for the lock of a prepared transaction. `Some(false)`: there was one, begin again; `None`: there is one.
+    fn prepared_ones(&self, mode: Mode::Type, policy: Policy::Type) -> Option<bool> {
+        // SAFETY: a plain variable of this process.
+        if unsafe { crate::pg::bindings_am::raw::max_prepared_xacts } == 0 {
+            return Some(true);
+        }
+        let (tag, lock) = (prepared_tag(&self.tag), lock_mode(mode));
+        // SAFETY: heavyweight locks, taken and released; errors and cancels unwind.
+        unsafe {
+            let free = pg_sys::LockAcquire(&raw const tag, lock, false, true)
+                != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+            if free {
+                pg_sys::LockRelease(&raw const tag, lock, false);
+                return Some(true);
+            }
+            row_locks::give_back(self.tag, mode, xact::current_writer());
+            if policy != Policy::LockWaitBlock {
+                return None;
+            }
+            pg_sys::LockAcquire(&raw const tag, lock, false, false);
+            pg_sys::LockRelease(&raw const tag, lock, false);
+        }
+        Some(false)
+    }
+
+    /// The lock, taken just now, stays until the transaction ends.
+    pub fn keep(&self, open: &Open, mode: Mode::Type) {
+        let (tag, writer) = (self.tag, xact::current_writer());
+        let many = KEPT.with_borrow_mut(|kept| {
+            kept.push(Kept { tag, mode, writer });
+            kept.len() >= MOST_ROWS && kept.iter().filter(|kept| kept.tag.table == tag.table).count() >= MOST_ROWS
+        });
+        if many && self.take_whole(open, mode, Policy::LockWaitSkip) == Got::Held {
+            // All of the weaker locks are in it.
+            KEPT.with_borrow_mut(|kept| {
+                kept.retain(|kept| {
+                    let covered = kept.tag.table == tag.table && kept.mode <= mode && kept.writer == writer;
+                    if covered {
+                        row_locks::give_back(kept.tag, kept.mode, kept.writer);
+                    }
+                    !covered
+                });
+            });
+        }
+    }
+
+    /// Gives back a lock that was taken just now.
+    pub fn release(&self, mode: Mode::Type) {
+        row_locks::give_back(self.tag, mode, xact::current_writer());
+    }
+
+    /// The row has a new version of ours, which others will wait for as they would for a lock in this mode: locks taken to
+    /// make it are not needed any more.
+    pub fn changed(&self, mode: Mode::Type) {
+        let (tag, writer) = (self.tag, xact::current_writer());
+        let kept = KEPT.with_borrow_mut(|kept| {
+            let last = kept.last().is_some_and(|last| last.tag == tag && last.writer == writer && last.mode <= mode);
+            if last {
+                kept.pop();
+            }
+            last
+        });
+        if kept {
+            row_locks::give_back_weaker(tag, mode, writer);
+        }
+    }
+}
+
+pub fn not_available(open: &Open) -> ! {
+    error::raise(
+        PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
+        format!("could not obtain lock on row in relation \"{}\"", open.name()),
+        None,
+    )
+}
+
+/// What a row lock of a prepared transaction is called in PostgreSQL's lock table.
+fn lock_mode(mode: Mode::Type) -> pg_sys::LOCKMODE {
+    let lock = match mode {
+        Mode::LockTupleKeyShare => pg_sys::AccessShareLock,
+        Mode::LockTupleShare => pg_sys::RowShareLock,
+        Mode::LockTupleNoKeyExclusive => pg_sys::ExclusiveLock,
+        _ => pg_sys::AccessExclusiveLock,
+    };
+    lock as pg_sys::LOCKMODE
+}
+
+fn prepared_tag(tag: &Tag) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        locktag_field1: tag.database,
+        locktag_field2: tag.table,
+        locktag_field3: (tag.key >> 16) as u32,
+        locktag_field4: tag.key as u16,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_TUPLE as u8,
+        locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+    }
+}
+
+/// PREPARE TRANSACTION: makes the row locks outlive the server.
+pub fn before_prepare() {
+    let too_many = !WHOLE.with_borrow(Vec::is_empty) || KEPT.with_borrow(Vec::len) > MOST_PREPARED;
+    if too_many {
+        error::unsupported(
+            "cannot PREPARE a transaction that has locked very many rows of loosekv tables",
+            "Lock fewer rows, or the table with LOCK TABLE.",
+        );
+    }
+    let locks: Vec<_> = KEPT.with_borrow(|kept| {
+        let live = kept.iter().filter(|kept| xact::is_mine(kept.writer));
+        live.map(|kept| (prepared_tag(&kept.tag), lock_mode(kept.mode))).collect()
+    });
+    for (tag, lock) in locks {
+        // SAFETY: an ordinary transaction lock, which goes into the transaction's state file; errors unwind.
+        unsafe { pg_sys::LockAcquire(&raw const tag, lock, false, false) };
+    }
+}
+
+/// The transaction is over. A prepared one keeps its entries: its writers still run.
+pub fn end_of_transaction(prepared: bool) {
+    let kept = KEPT.with_borrow_mut(std::mem::take);
+    let whole = WHOLE.with_borrow_mut(std::mem::take);
+    if prepared {
+        return;
+    }
+    for kept in &kept {
+        row_locks::give_back(kept.tag, kept.mode, kept.writer);
+    }
+    if !whole.is_empty() {
+        row_locks::forget_own_wholes(&whole);
+    }
+}

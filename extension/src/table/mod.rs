@@ -1,0 +1,149 @@
+//! What a statement may read and write.
+//!
+//! [`Open`] is a table in use: its relation, its [`Info`] (key and row layout, kept from use to use) and the tree. On it
+//! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`lock`] (row locks), [`scan`] and
+//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id).
+
+pub mod by_row;
+pub mod info;
+pub mod key_scan;
+pub mod lock;
+pub mod mvcc;
+pub mod recent;
+pub mod rewrite;
+pub mod scan;
+pub mod splits;
+pub mod tid;
+pub mod write;
+
+use crate::host::PgHost;
+use crate::pg::error;
+use crate::pg::xact;
+use info::Info;
+use loosekv_engine::error::Result;
+use loosekv_engine::tree::Tree;
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::rc::Rc;
+use write::Draft;
+
+pub type TableTree = Tree<'static, PgHost>;
+pub type TableCursor = loosekv_engine::tree::Cursor<PgHost>;
+
+/// A table in use.
+pub struct Open {
+    /// Open, and locked as the statement needs it, for as long as this value lives.
+    pub rel: pg_sys::Relation,
+    pub info: Rc<Info>,
+    pub tree: TableTree,
+    /// Keeps what the tree refers to; dropped after it.
+    _table: crate::host::registry::Table,
+}
+
+impl Open {
+    /// # Safety
+    /// `rel` is an open loosekv table, and stays open while the value lives.
+    pub unsafe fn new(rel: pg_sys::Relation) -> Open {
+        let info = info::of(rel);
+        // SAFETY: by the contract.
+        unsafe { Open::with(rel, info) }
+    }
+
+    /// The same with another idea of the rows' format than the catalog's.
+    ///
+    /// # Safety
+    /// As for [`Open::new`].
+    pub unsafe fn with(rel: pg_sys::Relation, info: Rc<Info>) -> Open {
+        let Some(table) = error::or_report(rel, crate::host::registry::open(rel)) else {
+            error::raise(
+                pgrx::PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("table \"{}\" has no pages yet on this standby", error::relation_name(rel)),
+                Some("Try again when more of the primary's log has been replayed."),
+            )
+        };
+        // SAFETY: the tree borrows from the table, which lies behind a pointer, is kept beside it and dropped after it.
+        let tree = unsafe { std::mem::transmute::<Tree<'_, PgHost>, TableTree>(table.tree(rel)) };
+        Open { rel, info, tree, _table: table }
+    }
+
+    pub fn relid(&self) -> pg_sys::Oid {
+        // SAFETY: the relation is open.
+        unsafe { (*self.rel).rd_id }
+    }
+
+    /// Number of the table's file.
+    pub fn file(&self) -> u32 {
+        // SAFETY: the relation is open.
+        u32::from(unsafe { (*self.rel).rd_node.relNode })
+    }
+
+    pub fn name(&self) -> String {
+        error::relation_name(self.rel)
+    }
+
+    /// Value of a result, or an error that names the table.
+    pub fn ok<T>(&self, result: Result<T>) -> T {
+        error::or_report(self.rel, result)
+    }
+
+    /// The row in the slot as the tree stores it.
+    ///
+    /// # Safety
+    /// `slot` holds a row of this table.
+    pub unsafe fn draft(&self, slot: *mut pg_sys::TupleTableSlot, draft: &mut Draft) {
+        draft.key.clear();
+        draft.body.clear();
+        // SAFETY: by the contract; all attributes are fetched before they are read.
+        unsafe {
+            let codec = &self.info.codec;
+            let (values, nulls) = crate::pg::slot::all_attributes(slot);
+            if self.info.is_keyed() {
+                if let Err(e) = codec.key.encode_row(values, nulls, &mut draft.key) {
+                    e.report(&self.name());
+                }
+            } else {
+                put_unkeyed(&mut draft.key);
+            }
+            codec.layout.encode(values, nulls, &mut draft.body);
+        }
+    }
+}
+
+thread_local! {
+    static UNKEYED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The key of a row in a table without a primary key: unique, and in the order of arrival within a transaction. Seven bytes
+/// of the writer's id, five of a counter of this process. (The row id itself is not known before the row is appended.)
+fn put_unkeyed(key: &mut Vec<u8>) {
+    let count = UNKEYED.get();
+    UNKEYED.set(count + 1);
+    let writer = xact::current_writer().0.to_be_bytes();
+    key.extend_from_slice(&writer[1..]);
+    key.extend_from_slice(&count.to_be_bytes()[3..]);
+}
+
+/// A hash of a key; the same in every process.
+pub fn key_hash(key: &[u8]) -> u64 {
+    let mut hash = 0x9e37_79b9_7f4a_7c15u64 ^ key.len() as u64;
+    for chunk in key.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash ^= hash >> 32;
+    }
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::key_hash;
+
+    #[test]
+    fn hashes_of_near_keys_differ() {
+        let hashes: std::collections::HashSet<u64> =
+            (0u32..100_000).map(|i| key_hash(&i.to_be_bytes()) >> 33).collect();
+        assert!(hashes.len() > 99_990);
+        assert_ne!(key_hash(b"a"), key_hash(b"a\0"));
+    }
+}

@@ -1,0 +1,484 @@
+//! Which version of a key a snapshot sees.
+//!
+//! The engine shows the versions of a key newest first; a [`View`] says which one to take. That is all of MVCC here: a
+//! version carries its writer and the command within it, whatever stands above it in the key's order supersedes it, and a
+//! tombstone is a version like any other. So there is no xmax, no combo command id, no chain to follow.
+//!
+//! A tombstone with KILLED takes a speculative insertion back, which was made where nothing lived. To everybody but MVCC
+//! snapshots it says "the key is absent" whoever wrote it, and whatever became of him: nobody need wait for its writer.
+
+use super::{recent, tid, write, Open};
+use crate::host::PgHost;
+use crate::pg::ssi;
+use crate::pg::xact::{self, SPECULATIVE_TOKEN};
+use loosekv_engine::error::Result;
+use loosekv_engine::tree::{Cursor, Hint, Observed};
+use loosekv_engine::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
+use pgrx::pg_sys;
+use std::cell::Cell;
+
+/// How a version's writer stands to the current transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    Mine,
+    Committed,
+    InProgress,
+    Aborted,
+}
+
+pub fn standing(head: &Head, hint: &Hint<'_>) -> Standing {
+    if head.flags.has(Flags::KILLED) {
+        return Standing::Committed;
+    }
+    match hint.get() {
+        Some(Fate::Aborted) => return Standing::Aborted,
+        Some(Fate::Committed | Fate::VisibleToAll) => return Standing::Committed,
+        Some(Fate::InProgress) | None => {}
+    }
+    if xact::is_mine(head.writer) {
+        return Standing::Mine;
+    }
+    match xact::fate_of_other(head.writer) {
+        Fate::InProgress => Standing::InProgress,
+        Fate::Aborted => {
+            hint.set(Fate::Aborted);
+            Standing::Aborted
+        }
+        Fate::Committed | Fate::VisibleToAll => {
+            hint.set(Fate::Committed);
+            Standing::Committed
+        }
+    }
+}
+
+/// The newest version of a key whose writer did not abort.
+#[derive(Clone, Copy, Debug)]
+pub struct Newest {
+    pub head: Head,
+    pub standing: Standing,
+}
+
+impl Newest {
+    /// The key is absent, for a writer that waits for nobody.
+    pub fn is_absent(&self) -> bool {
+        self.head.flags.is_tombstone()
+    }
+}
+
+/// Finds it, copies it to `out`, and says what was observed for the append that may follow.
+pub fn newest(open: &Open, key: &[u8], out: &mut RowBuf) -> Result<(Option<Newest>, Observed)> {
+    let mut newest = None;
+    let choose = |head: &Head, hint: &Hint<'_>| match standing(head, hint) {
+        Standing::Aborted => Verdict::Skip,
+        standing => {
+            newest = Some(Newest { head: *head, standing });
+            Verdict::Take
+        }
+    };
+    let found = open.tree.find(key, choose, out)?;
+    Ok((newest, found.observed))
+}
+
+/// The newest version of a key that is there to stay, as far as this transaction is concerned.
+pub fn newest_settled(open: &Open, key: &[u8], out: &mut RowBuf) -> Result<Option<Newest>> {
+    let mut newest = None;
+    let choose = |head: &Head, hint: &Hint<'_>| match standing(head, hint) {
+        Standing::Aborted | Standing::InProgress => Verdict::Skip,
+        standing => {
+            newest = Some(Newest { head: *head, standing });
+            Verdict::Take
+        }
+    };
+    open.tree.find(key, choose, out)?;
+    Ok(newest)
+}
+
+/// The newest version of the same life of the key as `row`, whose writer did not abort.
+pub fn newest_of_life(open: &Open, row: &RowBuf, out: &mut RowBuf) -> Result<Option<Newest>> {
+    let mut newest = None;
+    let choose = |head: &Head, hint: &Hint<'_>| {
+        if write::life(head) != write::life(&row.head) {
+            return Verdict::Skip;
+        }
+        match standing(head, hint) {
+            Standing::Aborted => Verdict::Skip,
+            standing => {
+                newest = Some(Newest { head: *head, standing });
+                Verdict::Take
+            }
+        }
+    };
+    open.tree.find(&row.key, choose, out)?;
+    Ok(newest)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// What was committed when the snapshot was taken, and what the transaction itself did before this command.
+    Mvcc,
+    /// What is committed now, and all that the transaction itself did.
+    Own,
+    /// Every row version there is.
+    Any,
+    /// As `Own`, and what others are doing right now, with a note of who they are.
+    Dirty,
+    /// Whatever somebody might still see; an answer may be generous.
+    NotVacuumable,
+}
+
+thread_local! {
+    /// The speculative version that the last dirty read told its reader to wait for. Told again, he waits for the whole
+    /// transaction: the version was confirmed, but it had left the memtable, and so still looks speculative.
+    static LAST_SPECULATIVE: Cell<u64> = const { Cell::new(u64::MAX) };
+}
+
+/// A snapshot, ready to look at versions.
+pub struct View {
+    kind: Kind,
+    snapshot: pg_sys::Snapshot,
+    xmin: u64,
+    xmax: u64,
+    own_since: u64,
+    /// The snapshot's list of running transactions is not the whole truth: ask PostgreSQL.
+    incomplete: bool,
+    /// SERIALIZABLE: remember the writers of versions that were passed over.
+    watch: bool,
+    passed: Vec<Writer>,
+    /// Dirty reads: a version in progress by another was passed over.
+    busy: Option<Head>,
+}
+
+impl View {
+    /// # Safety
+    /// `snapshot` is valid, and stays so while the view is used.
+    pub unsafe fn new(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot) -> View {
+        // SAFETY: by the contract.
+        let s = unsafe { &*snapshot };
+        let kind = match s.snapshot_type {
+            pg_sys::SnapshotType::SNAPSHOT_MVCC => Kind::Mvcc,
+            pg_sys::SnapshotType::SNAPSHOT_SELF | pg_sys::SnapshotType::SNAPSHOT_TOAST => Kind::Own,
+            pg_sys::SnapshotType::SNAPSHOT_ANY => Kind::Any,
+            pg_sys::SnapshotType::SNAPSHOT_DIRTY => Kind::Dirty,
+            pg_sys::SnapshotType::SNAPSHOT_NON_VACUUMABLE => Kind::NotVacuumable,
+            other => crate::pg::error::unsupported(
+                format!("snapshots of type {other} cannot read loosekv tables"),
+                "Logical decoding of loosekv tables is not supported.",
+            ),
+        };
+        let mut view = View {
+            kind,
+            snapshot,
+            xmin: 0,
+            xmax: 0,
+            own_since: u64::MAX,
+            incomplete: s.suboverflowed || s.takenDuringRecovery,
+            watch: false,
+            passed: Vec::new(),
+            busy: None,
+        };
+        if kind == Kind::Mvcc {
+            view.xmin = xact::full(s.xmin);
+            view.xmax = xact::full(s.xmax);
+            view.own_since = xact::own_since();
+            view.watch = ssi::watches(rel, snapshot);
+        }
+        view
+    }
+
+    pub fn is_mvcc(&self) -> bool {
+        self.kind == Kind::Mvcc
+    }
+
+    pub fn is_dirty(&self) -> bool {
+        self.kind == Kind::Dirty
+    }
+
+    fn verdict(&mut self, head: &Head, hint: &Hint<'_>) -> Verdict {
+        let take = match self.kind {
+            Kind::Mvcc => self.mvcc_sees(head, hint),
+            Kind::Own => matches!(standing(head, hint), Standing::Mine | Standing::Committed),
+            Kind::Any | Kind::NotVacuumable => standing(head, hint) != Standing::Aborted,
+            Kind::Dirty => match standing(head, hint) {
+                Standing::Mine | Standing::Committed => true,
+                Standing::Aborted => false,
+                Standing::InProgress => {
+                    self.busy.get_or_insert(*head);
+                    false
+                }
+            },
+        };
+        if take {
+            Verdict::Take
+        } else {
+            Verdict::Skip
+        }
+    }
+
+    fn mvcc_sees(&mut self, head: &Head, hint: &Hint<'_>) -> bool {
+        let known = hint.get();
+        match known {
+            Some(Fate::Aborted) => return false,
+            Some(Fate::VisibleToAll) => return true,
+            _ => {}
+        }
+        let writer = head.writer;
+        if writer.0 >= self.own_since && xact::is_mine(writer) {
+            // SAFETY: the snapshot is valid (contract of `new`); it may move on to a later command, so it is asked each time.
+            return head.command < unsafe { (*self.snapshot).curcid };
+        }
+        if writer.0 >= self.xmin && self.was_running(writer) {
+            if self.watch {
+                self.passed.push(writer);
+            }
+            return false;
+        }
+        if known == Some(Fate::Committed) {
+            return true;
+        }
+        let fate = xact::final_fate(writer);
+        hint.set(fate);
+        fate == Fate::Committed
+    }
+
+    /// XidInMVCCSnapshot, for a writer that is not below the snapshot's xmin.
+    fn was_running(&self, writer: Writer) -> bool {
+        if writer.0 >= self.xmax {
+            return true;
+        }
+        if self.incomplete {
+            // SAFETY: the snapshot is valid; may read the subtransaction log, an error unwinds.
+            return unsafe { pg_sys::XidInMVCCSnapshot(xact::short(writer), self.snapshot) };
+        }
+        let xid = xact::short(writer);
+        // SAFETY: a snapshot's arrays have as many entries as it says.
+        let (running, subs) = unsafe {
+            let s = &*self.snapshot;
+            (slice_of(s.xip, s.xcnt as usize), slice_of(s.subxip, s.subxcnt.max(0) as usize))
+        };
+        running.contains(&xid) || subs.contains(&xid)
+    }
+
+    /// The version of `key` that the snapshot sees. False: none.
+    pub fn find(&mut self, open: &Open, key: &[u8], out: &mut RowBuf) -> Result<bool> {
+        self.busy = None;
+        let found = open.tree.find(key, |head, hint| self.verdict(head, hint), out)?;
+        self.check_passed(open.rel);
+        let sees = found.taken && !out.head.flags.is_tombstone();
+        if self.kind != Kind::Dirty {
+            return Ok(sees);
+        }
+        match self.busy {
+            None => {
+                self.tell_dirty(None, None);
+                Ok(sees)
+            }
+            Some(busy) if sees => {
+                self.tell_dirty(None, Some(busy));
+                Ok(true)
+            }
+            Some(busy) if busy.flags.is_tombstone() => {
+                self.tell_dirty(None, None);
+                Ok(false)
+            }
+            Some(busy) => {
+                self.tell_dirty(Some(busy), None);
+                let take_busy = |head: &Head, _: &Hint<'_>| {
+                    if head.row_id == busy.row_id {
+                        Verdict::Take
+                    } else {
+                        Verdict::Skip
+                    }
+                };
+                Ok(open.tree.find(key, take_busy, out)?.taken)
+            }
+        }
+    }
+
+    /// The next key of which the snapshot sees a version.
+    pub fn next(&mut self, open: &Open, cursor: &mut Cursor<PgHost>, out: &mut RowBuf) -> Result<bool> {
+        let dirty = self.kind == Kind::Dirty;
+        let found = if dirty {
+            // A range has no second look at a key: whoever is at work on it is shown, and its reader waits for him.
+            let choose = |head: &Head, hint: &Hint<'_>| match standing(head, hint) {
+                Standing::Aborted => Verdict::Skip,
+                Standing::InProgress if head.flags.is_tombstone() => Verdict::Skip,
+                _ => Verdict::Take,
+            };
+            cursor.next(&open.tree, choose, out)?
+        } else {
+            cursor.next(&open.tree, |head, hint| self.verdict(head, hint), out)?
+        };
+        self.check_passed(open.rel);
+        if dirty {
+            let busy =
+                found && !xact::is_mine(out.head.writer) && xact::fate_of_other(out.head.writer) == Fate::InProgress;
+            self.tell_dirty(busy.then_some(out.head), None);
+        }
+        Ok(found)
+    }
+
+    /// How one row version, found by its row id, stands to this snapshot.
+    pub fn look_at(&mut self, open: &Open, row: &RowBuf, scratch: &mut RowBuf) -> Result<Sight> {
+        if row.head.flags.is_tombstone() {
+            return Ok(Sight::Hidden);
+        }
+        if self.kind == Kind::Any {
+            return Ok(Sight::Seen);
+        }
+        self.busy = None;
+        let wanted = row.head.row_id;
+        let mut above: Option<Newest> = None;
+        let mut sight = Sight::Hidden;
+        let choose = |head: &Head, hint: &Hint<'_>| {
+            if head.row_id > wanted {
+                return self.look_above(head, hint, &mut above);
+            }
+            if head.row_id == wanted {
+                sight = self.look_at_itself(head, hint, above);
+            }
+            Verdict::Take
+        };
+        open.tree.find(&row.key, choose, scratch)?;
+        if sight != Sight::Seen {
+            if let Some(newest) = above {
+                if newest.standing == Standing::Committed || newest.standing == Standing::Mine {
+                    sight = Sight::Superseded(newest.head);
+                }
+            }
+        }
+        self.check_passed(open.rel);
+        if self.kind == Kind::Dirty && sight == Sight::Seen {
+            match (self.busy, above) {
+                (Some(busy), _) => self.tell_dirty(Some(busy), None),
+                (None, Some(newest)) if newest.standing == Standing::InProgress => {
+                    self.tell_dirty(None, Some(newest.head));
+                }
+                _ => self.tell_dirty(None, None),
+            }
+        }
+        Ok(sight)
+    }
+
+    fn look_above(&mut self, head: &Head, hint: &Hint<'_>, above: &mut Option<Newest>) -> Verdict {
+        if self.kind == Kind::Mvcc {
+            if self.mvcc_sees(head, hint) {
+                *above = Some(Newest { head: *head, standing: Standing::Committed });
+                return Verdict::Take;
+            }
+            return Verdict::Skip;
+        }
+        match standing(head, hint) {
+            Standing::Aborted => Verdict::Skip,
+            Standing::InProgress if self.kind != Kind::Dirty => Verdict::Skip,
+            standing => {
+                above.get_or_insert(Newest { head: *head, standing });
+                if standing == Standing::InProgress {
+                    Verdict::Skip
+                } else {
+                    *above = Some(Newest { head: *head, standing });
+                    Verdict::Take
+                }
+            }
+        }
+    }
+
+    fn look_at_itself(&mut self, head: &Head, hint: &Hint<'_>, above: Option<Newest>) -> Sight {
+        if self.kind == Kind::Mvcc {
+            return if self.mvcc_sees(head, hint) { Sight::Seen } else { Sight::Hidden };
+        }
+        match standing(head, hint) {
+            Standing::Aborted => Sight::Dead,
+            Standing::InProgress if self.kind == Kind::Own => Sight::Hidden,
+            Standing::InProgress => {
+                // Superseded by its own writer, or still in the making.
+                if above.is_some_and(|newest| newest.head.writer == head.writer) {
+                    return Sight::Hidden;
+                }
+                self.busy = Some(*head);
+                Sight::Seen
+            }
+            Standing::Mine | Standing::Committed => Sight::Seen,
+        }
+    }
+
+    /// What a dirty snapshot tells its reader: who is inserting, who is deleting.
+    fn tell_dirty(&mut self, inserting: Option<Head>, deleting: Option<Head>) {
+        let xid = |head: Option<Head>| head.map_or(pg_sys::InvalidTransactionId, |h| xact::short(h.writer));
+        let token = match inserting {
+            Some(head)
+                if head.flags.has(Flags::SPECULATIVE) && LAST_SPECULATIVE.replace(head.row_id.0) != head.row_id.0 =>
+            {
+                SPECULATIVE_TOKEN
+            }
+            _ => 0,
+        };
+        // SAFETY: the snapshot is valid, and dirty snapshots are made for this.
+        unsafe {
+            (*self.snapshot).xmin = xid(inserting);
+            (*self.snapshot).xmax = xid(deleting);
+            (*self.snapshot).speculativeToken = token;
+        }
+    }
+
+    /// SERIALIZABLE: whose versions were passed over? Not to be called from within a choice: it may raise an error.
+    fn check_passed(&mut self, rel: pg_sys::Relation) {
+        if self.passed.is_empty() {
+            return;
+        }
+        for writer in std::mem::take(&mut self.passed) {
+            ssi::passed_over(rel, writer, self.snapshot);
+        }
+    }
+}
+
+/// How a row version stands to a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sight {
+    Seen,
+    /// Not (yet) visible.
+    Hidden,
+    /// This newer version took its place.
+    Superseded(Head),
+    /// Nobody will ever see it.
+    Dead,
+}
+
+impl Sight {
+    /// Nobody will ever see the row version: index entries that point to it may go. `oldest` is asked only if need be.
+    pub fn is_dead_to_all(&self, oldest: impl FnOnce() -> u64) -> bool {
+        match self {
+            Sight::Seen | Sight::Hidden => false,
+            Sight::Dead => true,
+            Sight::Superseded(by) => by.writer.0 < oldest(),
+        }
+    }
+}
+
+/// The row version with this TID, if it has one.
+pub fn row_of_tid(open: &Open, tid: &pg_sys::ItemPointerData, out: &mut RowBuf) -> Result<bool> {
+    match tid::to_row(tid) {
+        Some(row) if !tid::is_limbo(tid) => recent::find_row(open, row, out),
+        _ => Ok(false),
+    }
+}
+
+/// The row that a MOVED tombstone points to. `None`: into another partition, or not known any more.
+pub fn moved_to(tombstone: &RowBuf) -> Option<RowId> {
+    match <[u8; 8]>::try_from(tombstone.body.as_slice()).map(u64::from_le_bytes) {
+        Ok(TO_ANOTHER_PARTITION) | Err(_) => None,
+        Ok(row) => Some(RowId(row)),
+    }
+}
+
+/// Body of a MOVED tombstone whose row went to another table.
+pub const TO_ANOTHER_PARTITION: u64 = u64::MAX;
+
+/// # Safety
+/// `start` points to `len` values, or `len` is 0.
+unsafe fn slice_of<'a, T>(start: *const T, len: usize) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(start, len) }
+}

@@ -1,0 +1,79 @@
+//! The last few row versions that this process has looked at.
+//!
+//! A statement that changes a row names it by its TID, and does so two or three times: to read the old row, to lock it, to
+//! replace it. It has just been read by a scan. A row version never changes, so a copy is as good as the original, and
+//! saves the way through the row directory.
+
+use super::Open;
+use loosekv_engine::error::Result;
+use loosekv_engine::types::{RowBuf, RowId};
+use std::cell::{Cell, RefCell};
+
+const KEPT: usize = 8;
+/// Larger rows are not copied.
+const LARGEST: usize = 4096;
+
+struct Kept {
+    /// File of the table; 0: empty place.
+    file: u32,
+    row: RowBuf,
+}
+
+thread_local! {
+    static KEEPER: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+    static NEXT: Cell<usize> = const { Cell::new(0) };
+    static NOTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether scans should note what they return: a statement that may come back to its rows is running.
+pub fn set_noting(noting: bool) -> bool {
+    NOTING.replace(noting)
+}
+
+/// Notes what a scan returns.
+pub fn note_scanned(open: &Open, row: &RowBuf) {
+    if NOTING.get() {
+        note(open, row);
+    }
+}
+
+pub fn note(open: &Open, row: &RowBuf) {
+    if row.body.len() > LARGEST {
+        return;
+    }
+    KEEPER.with_borrow_mut(|kept| {
+        let place = NEXT.get();
+        NEXT.set((place + 1) % KEPT);
+        if kept.len() <= place {
+            kept.push(Kept { file: 0, row: RowBuf::default() });
+        }
+        if let Some(kept) = kept.get_mut(place) {
+            kept.file = open.file();
+            kept.row.set(&row.as_ref());
+        }
+    });
+}
+
+/// The row version with this id, visible or not.
+pub fn find_row(open: &Open, row: RowId, out: &mut RowBuf) -> Result<bool> {
+    let file = open.file();
+    let known = KEEPER.with_borrow(|kept| {
+        let known = kept.iter().find(|kept| kept.file == file && kept.row.head.row_id == row);
+        if let Some(known) = known {
+            out.set(&known.row.as_ref());
+        }
+        known.is_some()
+    });
+    if known {
+        return Ok(true);
+    }
+    if row >= open.tree.next_row_id() {
+        return Ok(false);
+    }
+    open.tree.find_row(row, out)
+}
+
+/// Row ids of a file may begin anew.
+pub fn forget() {
+    KEEPER.with_borrow_mut(|kept| kept.iter_mut().for_each(|kept| kept.file = 0));
+}

@@ -1,0 +1,142 @@
+//! Copying a table into another file: VACUUM FULL and CLUSTER keep its format; a new primary key, or one that is dropped,
+//! changes it.
+
+use super::info::{self, Info};
+use super::mvcc::{self, Standing, View};
+use super::write::Draft;
+use super::{put_unkeyed, recent, Open};
+use crate::codec::key::KeyCodec;
+use crate::pg::{catalog, file_copy, slots};
+use crate::work::memory;
+use loosekv_engine::error::Result;
+use loosekv_engine::tree::{Direction, Hint, NewRow};
+use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict};
+use pgrx::pg_sys;
+use std::ops::Bound;
+
+/// What a copy came to.
+#[derive(Default, Clone, Copy, Debug)]
+pub struct Counts {
+    pub live: f64,
+    pub dead: f64,
+    pub recently_dead: f64,
+}
+
+/// A relation got a new, empty file. Rows are written to it by number until a key is built over them. But when it is the
+/// copy that ALTER TABLE makes of a table with a key, then by that key, which the catalog knows already.
+pub fn new_file(rel: pg_sys::Relation, file: u32) {
+    let key = catalog::key_of_rewritten(rel).unwrap_or_else(KeyCodec::row_id);
+    // SAFETY: the relation is open.
+    info::note_format(unsafe { (*rel).rd_id }, file, key);
+}
+
+/// Copies the row versions that somebody may still see, with their writers and in their order, to a table of the same
+/// format.
+pub fn copy_versions(from: &Open, to: &Open, oldest: u64) -> Result<Counts> {
+    let mut counts = Counts::default();
+    let (mut row, mut scratch) = (RowBuf::default(), RowBuf::default());
+    for id in 0..from.tree.next_row_id().0 {
+        pgrx::check_for_interrupts!();
+        if !from.tree.find_row(RowId(id), &mut row)? {
+            continue;
+        }
+        match worth(from, &row, oldest, &mut scratch)? {
+            Worth::Nothing => {
+                if !row.head.flags.is_tombstone() {
+                    counts.dead += 1.0;
+                }
+                continue;
+            }
+            Worth::Live => counts.live += 1.0,
+            Worth::RecentlyDead => counts.recently_dead += 1.0,
+        }
+        append_as_is(to, &row.key, &row.body, &row.head)?;
+    }
+    Ok(counts)
+}
+
+enum Worth {
+    Live,
+    /// A version that has been replaced, or a tombstone, that matters to older snapshots.
+    RecentlyDead,
+    Nothing,
+}
+
+fn worth(open: &Open, row: &RowBuf, oldest: u64, scratch: &mut RowBuf) -> Result<Worth> {
+    let (mut is_newest, mut aborted, mut pivot) = (true, true, None);
+    let choose = |head: &Head, hint: &Hint<'_>| {
+        let standing = mvcc::standing(head, hint);
+        if head.row_id == row.head.row_id {
+            aborted = standing == Standing::Aborted;
+        } else if head.row_id > row.head.row_id && standing != Standing::Aborted {
+            is_newest = false;
+        }
+        if standing == Standing::Committed && head.writer.0 < oldest {
+            pivot = Some(head.row_id);
+            return Verdict::Take;
+        }
+        Verdict::Skip
+    };
+    open.tree.find(&row.key, choose, scratch)?;
+    let tombstone = row.head.flags.is_tombstone();
+    let hidden = pivot.is_some_and(|pivot| row.head.row_id < pivot || (tombstone && row.head.row_id == pivot));
+    Ok(match (aborted || hidden, is_newest && !tombstone) {
+        (true, _) => Worth::Nothing,
+        (false, true) => Worth::Live,
+        (false, false) => Worth::RecentlyDead,
+    })
+}
+
+fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head) -> Result<()> {
+    let flags = head.flags.without(Flags::POINTER).without(Flags::SPECULATIVE);
+    let Head { writer, command, incarnation, .. } = *head;
+    memory::append(&to.tree, &[NewRow { key, body, writer, command, flags, incarnation, expect: None }])?;
+    Ok(())
+}
+
+/// What came in the way of a change of key.
+pub enum Rekeyed {
+    Done {
+        rows: f64,
+    },
+    /// Two live rows have the same key: this one is in the slot.
+    Duplicate(*mut pg_sys::TupleTableSlot),
+}
+
+/// Gives the table a new file with its live rows under another key. Their row ids are new: every other index has to be
+/// built again. As with every rewrite of a table, older snapshots find what the rewriting transaction found.
+pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Result<Rekeyed> {
+    let old = file_copy::OldFile::leave(rel);
+    // SAFETY: both relations are open until the end of this function.
+    unsafe {
+        let (relid, file) = ((*rel).rd_id, catalog::file_of(rel));
+        info::note_format(relid, file, target.clone());
+        recent::forget();
+        let from = Open::with(old.rel(), Info::with_key(old.rel(), current));
+        let to = Open::new(rel);
+        let slot = pg_sys::MakeSingleTupleTableSlot((*rel).rd_att, &crate::pg::slot::SLOT_OPS);
+        let any = &raw mut pg_sys::SnapshotAnyData;
+        let mut view = View::new(old.rel(), any);
+        let mut cursor = from.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward)?;
+        let (mut row, mut scratch, mut draft) = (RowBuf::default(), RowBuf::default(), Draft::default());
+        let mut rows = 0.0;
+        while view.next(&from, &mut cursor, &mut row)? {
+            pgrx::check_for_interrupts!();
+            slots::store(slot, &from, &row);
+            to.draft(slot, &mut draft);
+            if to.info.is_keyed() {
+                let (newest, _) = mvcc::newest(&to, &draft.key, &mut scratch)?;
+                if newest.is_some_and(|newest| !newest.is_absent()) {
+                    return Ok(Rekeyed::Duplicate(slot));
+                }
+            } else {
+                draft.key.clear();
+                put_unkeyed(&mut draft.key);
+            }
+            append_as_is(&to, &draft.key, &draft.body, &row.head)?;
+            rows += 1.0;
+        }
+        pg_sys::ExecDropSingleTupleTableSlot(slot);
+        Ok(Rekeyed::Done { rows })
+    }
+}

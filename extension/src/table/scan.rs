@@ -1,0 +1,187 @@
+//! A scan of a table: whole (alone or with parallel workers), by range of TIDs, by bitmap, by sample, for ANALYZE.
+
+use super::by_row::{self, ByRow};
+use super::key_scan::KeyScan;
+use super::mvcc::{self, Standing, View};
+use super::{recent, splits, tid, Open};
+use loosekv_engine::error::Result;
+use loosekv_engine::tree::Direction;
+use loosekv_engine::types::{RowBuf, RowId};
+use pgrx::pg_sys;
+
+/// What the workers of a parallel scan share.
+pub trait Pieces {
+    /// Claims the next piece that nobody has.
+    fn claim(&self) -> usize;
+    /// The borders, as [`splits::encode`] wrote them.
+    fn borders(&self) -> &[u8];
+}
+
+pub struct TableScan {
+    pub open: Open,
+    snapshot: pg_sys::Snapshot,
+    in_order: KeyScan,
+    /// A piece of a parallel scan is being read.
+    in_piece: bool,
+    view: View,
+    by_row: ByRow,
+    /// Row ids still to be read, of a range of TIDs or a virtual block.
+    rows: std::ops::Range<u64>,
+    /// Of a bitmap's page: how many entries were read.
+    entry: usize,
+    /// Of a sample: the virtual block.
+    pub block: Option<u32>,
+}
+
+impl TableScan {
+    /// # Safety
+    /// `open.rel` stays open, and `snapshot` valid, while the scan is used.
+    pub unsafe fn new(open: Open, snapshot: pg_sys::Snapshot) -> TableScan {
+        // SAFETY: by the contract.
+        let (in_order, view) =
+            unsafe { (KeyScan::new(&open, snapshot, KeyScan::everything()), View::new(open.rel, snapshot)) };
+        TableScan {
+            open,
+            snapshot,
+            in_order,
+            in_piece: false,
+            view,
+            by_row: ByRow::default(),
+            rows: 0..0,
+            entry: 0,
+            block: None,
+        }
+    }
+
+    pub fn rescan(&mut self) {
+        self.in_order.restart(KeyScan::everything());
+        self.in_piece = false;
+        self.rows = 0..0;
+        self.entry = 0;
+        self.block = None;
+    }
+
+    /// The next row in key order.
+    pub fn next(&mut self, direction: Direction) -> Result<Option<&RowBuf>> {
+        let found = self.in_order.next(&self.open, direction)?;
+        Ok(found.then_some(&self.in_order.row))
+    }
+
+    /// The next row of the pieces that this worker claims.
+    pub fn next_shared(&mut self, pieces: &dyn Pieces) -> Result<Option<&RowBuf>> {
+        loop {
+            if self.in_piece && self.in_order.next(&self.open, Direction::Forward)? {
+                return Ok(Some(&self.in_order.row));
+            }
+            let Some(range) = splits::piece(pieces.borders(), pieces.claim()) else {
+                self.in_piece = false;
+                return Ok(None);
+            };
+            self.in_order.restart(vec![range]);
+            self.in_piece = true;
+        }
+    }
+
+    /// The rows from one TID to another, both included.
+    pub fn set_tid_range(&mut self, from: &pg_sys::ItemPointerData, to: &pg_sys::ItemPointerData) {
+        let first = u64::from(tid::block_of(from)) * tid::ROWS_PER_BLOCK
+            + u64::from(from.ip_posid.saturating_sub(1)).min(tid::ROWS_PER_BLOCK);
+        let end = u64::from(tid::block_of(to)) * tid::ROWS_PER_BLOCK + u64::from(to.ip_posid).min(tid::ROWS_PER_BLOCK);
+        let end = end.min(self.open.tree.next_row_id().0);
+        self.rows = first.min(end)..end;
+    }
+
+    pub fn next_in_tid_range(&mut self, direction: Direction) -> Result<Option<&RowBuf>> {
+        let forward = direction == Direction::Forward;
+        let found = self.by_row.next_of(&self.open, &mut self.view, &mut self.rows, forward)?;
+        if found {
+            recent::note_scanned(&self.open, &self.by_row.row);
+        }
+        Ok(found.then_some(&self.by_row.row))
+    }
+
+    /// Begins with a page of a bitmap.
+    pub fn begin_bitmap_page(&mut self) {
+        self.entry = 0;
+    }
+
+    /// The next visible row of the page; `offsets` is `None` when all of them may match.
+    pub fn next_in_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>) -> Result<Option<&RowBuf>> {
+        let entries = offsets.map_or(tid::ROWS_PER_BLOCK as usize, <[u16]>::len);
+        while self.entry < entries {
+            let offset = match offsets {
+                Some(offsets) => offsets.get(self.entry).copied().unwrap_or(0),
+                None => self.entry as u16 + 1,
+            };
+            self.entry += 1;
+            if offset == 0 || u64::from(offset) > tid::ROWS_PER_BLOCK {
+                continue;
+            }
+            let row = RowId(u64::from(block) * tid::ROWS_PER_BLOCK + u64::from(offset) - 1);
+            let tid = tid::from_row(row);
+            if self.by_row.fetch(&self.open, &mut self.view, self.snapshot, &tid)? == mvcc::Sight::Seen {
+                recent::note_scanned(&self.open, &self.by_row.row);
+                return Ok(Some(&self.by_row.row));
+            }
+        }
+        Ok(None)
+    }
+
+    /// How many virtual blocks there are to sample from.
+    pub fn blocks(&self) -> u32 {
+        by_row::blocks(&self.open)
+    }
+
+    /// The row with this offset in the block being sampled, if it is visible.
+    pub fn sampled(&mut self, offset: u16) -> Result<Option<&RowBuf>> {
+        let Some(block) = self.block else { return Ok(None) };
+        let row = RowId(u64::from(block) * tid::ROWS_PER_BLOCK + u64::from(offset.saturating_sub(1)));
+        let found = self.by_row.fetch_row(&self.open, &mut self.view, row)?;
+        Ok(found.then_some(&self.by_row.row))
+    }
+
+    /// Begins with a virtual block for ANALYZE.
+    pub fn begin_analyze_block(&mut self, block: u32) {
+        self.rows = by_row::rows_of_block(&self.open, block);
+    }
+
+    /// The next live row of the block; counts what it passes.
+    pub fn next_to_analyze(&mut self, live: &mut f64, dead: &mut f64) -> Result<Option<&RowBuf>> {
+        let mut newest_row = RowBuf::default();
+        for row in self.rows.by_ref() {
+            pgrx::check_for_interrupts!();
+            if !recent::find_row(&self.open, RowId(row), &mut self.by_row.row)? {
+                continue;
+            }
+            let found = &self.by_row.row;
+            if found.head.flags.is_tombstone() {
+                continue;
+            }
+            let (newest, _) = mvcc::newest(&self.open, &found.key, &mut newest_row)?;
+            match newest {
+                // As heap has it: rows that others are inserting do not count yet.
+                Some(newest) if newest.head.row_id == found.head.row_id => {
+                    if newest.standing == Standing::InProgress {
+                        continue;
+                    }
+                    *live += 1.0;
+                    return Ok(Some(&self.by_row.row));
+                }
+                Some(newest) if newest.head.row_id > found.head.row_id => *dead += 1.0,
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// The TID of the newest version, as this snapshot sees it, of the row that `tid` names.
+    pub fn latest(&mut self, tid: &pg_sys::ItemPointerData) -> Result<pg_sys::ItemPointerData> {
+        let mut row = RowBuf::default();
+        if !mvcc::row_of_tid(&self.open, tid, &mut row)? {
+            return Ok(*tid);
+        }
+        let mut latest = RowBuf::default();
+        let seen = self.view.find(&self.open, &row.key, &mut latest)?;
+        Ok(if seen { tid::from_row(latest.head.row_id) } else { *tid })
+    }
+}

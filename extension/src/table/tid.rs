@@ -1,0 +1,70 @@
+//! The TID of a row version is its row id: block = id / 256, offset = id % 256 + 1. The blocks are virtual, they have
+//! nothing to do with the blocks of the main fork.
+
+use crate::pg::bindings_am::MOVED_PARTITIONS_OFFSET;
+use loosekv_engine::types::RowId;
+use pgrx::pg_sys::{BlockIdData, ItemPointerData};
+
+/// Row versions in a virtual block.
+pub const ROWS_PER_BLOCK: u64 = 256;
+
+/// Row ids from here on are never given out: their blocks name rows that a speculative insertion did not write ("limbo").
+const LIMBO: u64 = 0xfff0_0000 << 8;
+
+pub fn from_row(row: RowId) -> ItemPointerData {
+    let block = (row.0 >> 8) as u32;
+    ItemPointerData {
+        ip_blkid: BlockIdData { bi_hi: (block >> 16) as u16, bi_lo: block as u16 },
+        ip_posid: (row.0 & 255) as u16 + 1,
+    }
+}
+
+/// `None`: no row version of ours has such a TID.
+pub fn to_row(tid: &ItemPointerData) -> Option<RowId> {
+    let block = block_of(tid);
+    if tid.ip_posid == 0 || u64::from(tid.ip_posid) > ROWS_PER_BLOCK {
+        return None;
+    }
+    Some(RowId(u64::from(block) << 8 | u64::from(tid.ip_posid - 1)))
+}
+
+pub fn block_of(tid: &ItemPointerData) -> u32 {
+    u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo)
+}
+
+/// A TID for a row that was not written. Many different ones, because btree wants the TIDs of equal keys to differ.
+pub fn limbo(salt: u64) -> ItemPointerData {
+    from_row(RowId(LIMBO + salt % (0xf_0000 << 8)))
+}
+
+pub fn is_limbo(tid: &ItemPointerData) -> bool {
+    (u64::from(block_of(tid)) << 8) >= LIMBO
+}
+
+/// Says of a row that an update moved it to another partition.
+pub fn moved_partitions() -> ItemPointerData {
+    ItemPointerData { ip_blkid: BlockIdData { bi_hi: u16::MAX, bi_lo: u16::MAX }, ip_posid: MOVED_PARTITIONS_OFFSET }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tid_names_its_row() {
+        for id in [0u64, 1, 255, 256, 257, 65_535, 1 << 24, (1 << 39) + 77] {
+            let tid = from_row(RowId(id));
+            assert_eq!(to_row(&tid), Some(RowId(id)));
+            assert!(!is_limbo(&tid));
+        }
+    }
+
+    #[test]
+    fn limbo_is_never_a_row_given_out() {
+        for salt in [0u64, 1, 12_345_678, u64::MAX] {
+            assert!(is_limbo(&limbo(salt)));
+        }
+        assert!(to_row(&ItemPointerData { ip_blkid: Default::default(), ip_posid: 0 }).is_none());
+        assert!(to_row(&ItemPointerData { ip_blkid: Default::default(), ip_posid: 257 }).is_none());
+    }
+}

@@ -1,0 +1,531 @@
+//! Insert, update, delete.
+//!
+//! Every change is one loop: look at the newest version of the key that has not been aborted; decide by what became of
+//! its writer; append a version of ours on condition that the key is still as it was seen; if it is not, begin again.
+//! At most one writer in progress has versions above the committed ones of a key, so order of versions is order of row ids.
+//!
+//! A change of the key is a new row under the new key, then a tombstone with MOVED under the old one, whose body is the new
+//! row's id. The new row comes first, because the tombstone names it; if then the old key turns out to have changed after
+//! all, the new row is taken back by a KILLED tombstone.
+//!
+//! A speculative insertion (ON CONFLICT) is an ordinary one where nothing but the key is unique, for `append` decides
+//! alone. With other unique indexes the version carries SPECULATIVE, and others wait for a lock that its writer holds
+//! until it is confirmed or taken back. Where the key is taken nothing is written at all: the slot gets a TID from the
+//! limbo, and the key's `aminsert` says "conflict" when it is shown that TID.
+
+use super::lock::{Got, KeyLock};
+use super::mvcc::{self, Newest, Standing, View, TO_ANOTHER_PARTITION};
+use super::{recent, tid, Open};
+use crate::pg::ssi;
+use crate::pg::xact::{self, Purpose};
+use crate::work::memory;
+use loosekv_engine::error::{Error, Result};
+use loosekv_engine::tree::{Hint, NewRow, Observed};
+use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict, Writer};
+use pgrx::pg_sys;
+use pgrx::pg_sys::LockTupleMode as Mode;
+use pgrx::pg_sys::LockWaitPolicy as Policy;
+use pgrx::pg_sys::TM_Result;
+
+/// Bit of the incarnation: the version changed a column of another unique index, to which a foreign key may point. (The
+/// flags of a row version have no room left.)
+const KEY_CHANGED: u16 = 1 << 15;
+
+/// Which life of its key a version belongs to.
+pub fn life(head: &Head) -> u16 {
+    head.incarnation & !KEY_CHANGED
+}
+
+fn next_life(head: &Head) -> u16 {
+    life(head).wrapping_add(1) & !KEY_CHANGED
+}
+
+/// The row with this version has gone on since, but in a way that a KEY SHARE lock on it goes together with.
+pub fn key_is_as_in(open: &Open, row: &RowBuf) -> Result<bool> {
+    let mut scratch = RowBuf::default();
+    let mut intact = true;
+    let choose = |head: &Head, hint: &Hint<'_>| {
+        if head.row_id <= row.head.row_id {
+            return Verdict::Take;
+        }
+        if mvcc::standing(head, hint) != Standing::Aborted {
+            let same_life = life(head) == life(&row.head);
+            intact &= same_life && !head.flags.is_tombstone() && head.incarnation & KEY_CHANGED == 0;
+        }
+        Verdict::Skip
+    };
+    open.tree.find(&row.key, choose, &mut scratch)?;
+    Ok(intact)
+}
+
+/// A row on its way into the tree.
+#[derive(Default)]
+pub struct Draft {
+    pub key: Vec<u8>,
+    pub body: Vec<u8>,
+}
+
+/// What an insertion came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inserted {
+    Row(Head),
+    /// A row with this key is there.
+    Duplicate,
+}
+
+/// Inserts a row, waiting for whoever is at work on the key.
+pub fn insert(open: &Open, draft: &Draft, command: u32, flags: Flags) -> Result<Inserted> {
+    let writer = xact::current_writer();
+    ssi::write_key(open.rel, &draft.key);
+    if !open.info.is_keyed() {
+        return append_unkeyed(open, draft, writer, command).map(Inserted::Row);
+    }
+    let mut scratch = RowBuf::default();
+    let mut waited_for = None;
+    loop {
+        let (newest, observed) = mvcc::newest(open, &draft.key, &mut scratch)?;
+        let incarnation = match newest {
+            None => 0,
+            Some(newest) if newest.standing == Standing::InProgress => {
+                wait(open, &newest.head, &mut waited_for, Purpose::Insert);
+                continue;
+            }
+            Some(newest) if !newest.is_absent() => return Ok(Inserted::Duplicate),
+            Some(newest) => next_life(&newest.head),
+        };
+        let mut head = Head { row_id: RowId(0), writer, command, flags, incarnation };
+        if let Some(row_id) = append(open, &draft.key, &draft.body, &head, observed)? {
+            head.row_id = row_id;
+            return Ok(Inserted::Row(head));
+        }
+    }
+}
+
+fn append_unkeyed(open: &Open, draft: &Draft, writer: Writer, command: u32) -> Result<Head> {
+    let mut head = Head { writer, command, ..Head::default() };
+    let row = NewRow {
+        key: &draft.key,
+        body: &draft.body,
+        writer,
+        command,
+        flags: Flags::default(),
+        incarnation: 0,
+        expect: None,
+    };
+    head.row_id = memory::append(&open.tree, &[row])?.first;
+    Ok(head)
+}
+
+/// `None`: the key has changed since it was observed.
+fn append(open: &Open, key: &[u8], body: &[u8], head: &Head, observed: Observed) -> Result<Option<RowId>> {
+    let row = NewRow {
+        key,
+        body,
+        writer: head.writer,
+        command: head.command,
+        flags: head.flags,
+        incarnation: head.incarnation,
+        expect: Some(observed),
+    };
+    let appended = memory::append(&open.tree, &[row])?;
+    Ok((appended.written == 1).then_some(appended.first))
+}
+
+/// Waits until the writer of `head` has ended. The second time for the same speculative version: not for its confirmation
+/// (it was confirmed when it had left the memtable already, and looks speculative for ever) but for the transaction.
+fn wait(open: &Open, head: &Head, waited_for: &mut Option<RowId>, purpose: Purpose) {
+    let speculative = head.flags.has(Flags::SPECULATIVE) && waited_for.replace(head.row_id) != Some(head.row_id);
+    xact::wait_for(open.rel, head, speculative, purpose);
+}
+
+/// Inserts many rows. Stops at the first duplicate and says which one it is.
+pub fn insert_many(
+    open: &Open,
+    drafts: &[Draft],
+    command: u32,
+    mut done: impl FnMut(usize, Head),
+) -> Result<Option<usize>> {
+    let writer = xact::current_writer();
+    let mut scratch = RowBuf::default();
+    let mut from = 0;
+    while from < drafts.len() {
+        let mut rows = Vec::with_capacity(drafts.len() - from);
+        for draft in drafts.iter().skip(from) {
+            let (mut incarnation, mut expect) = (0, None);
+            if open.info.is_keyed() {
+                ssi::write_key(open.rel, &draft.key);
+                let (newest, observed) = mvcc::newest(open, &draft.key, &mut scratch)?;
+                match newest {
+                    None => {}
+                    Some(newest) if newest.standing != Standing::InProgress && newest.is_absent() => {
+                        incarnation = next_life(&newest.head);
+                    }
+                    // To be waited for, or a duplicate: the rows before it come first.
+                    Some(_) => break,
+                }
+                expect = Some(observed);
+            }
+            let flags = Flags::default();
+            rows.push(NewRow { key: &draft.key, body: &draft.body, writer, command, flags, incarnation, expect });
+        }
+        let mut written = 0;
+        if !rows.is_empty() {
+            let appended = memory::append(&open.tree, &rows)?;
+            written = appended.written;
+            for (i, row) in rows.iter().take(written).enumerate() {
+                let row_id = RowId(appended.first.0 + i as u64);
+                let head = Head { row_id, writer, command, flags: row.flags, incarnation: row.incarnation };
+                done(from + i, head);
+            }
+        }
+        let planned = rows.len();
+        from += written;
+        // The row that stopped the batch goes alone.
+        if let (true, Some(draft)) = (written < planned || planned == 0, drafts.get(from)) {
+            match insert(open, draft, command, Flags::default())? {
+                Inserted::Row(head) => done(from, head),
+                Inserted::Duplicate => return Ok(Some(from)),
+            }
+            from += 1;
+        }
+    }
+    Ok(None)
+}
+
+/// Inserts for ON CONFLICT. `None`: the key is taken, nothing was written.
+pub fn insert_speculative(open: &Open, draft: &Draft, command: u32) -> Result<Option<Head>> {
+    let speculative = open.info.has_other_unique();
+    let flags = if speculative { Flags::SPECULATIVE } else { Flags::default() };
+    if speculative {
+        xact::speculation_begins(xact::current_writer());
+    }
+    match insert(open, draft, command, flags)? {
+        Inserted::Row(head) => Ok(Some(head)),
+        Inserted::Duplicate => {
+            if speculative {
+                xact::speculation_ends(xact::current_writer());
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// The second half of it, for a row that was written.
+pub fn complete_speculative(open: &Open, draft_key: &[u8], row: RowId, succeeded: bool, command: u32) -> Result<()> {
+    let speculative = open.info.has_other_unique();
+    if succeeded {
+        if speculative {
+            open.tree.confirm(row);
+        }
+    } else {
+        take_back(open, draft_key, row, command)?;
+    }
+    if speculative {
+        xact::speculation_ends(xact::current_writer());
+    }
+    Ok(())
+}
+
+/// Writes a KILLED tombstone over a version of ours, on top of which nobody can have written meanwhile.
+fn take_back(open: &Open, key: &[u8], row: RowId, command: u32) -> Result<()> {
+    let mut scratch = RowBuf::default();
+    loop {
+        let (newest, observed) = mvcc::newest(open, key, &mut scratch)?;
+        let Some(newest) = newest.filter(|newest| newest.head.row_id == row) else {
+            return Err(Error::structure(format!(
+                "row version {row} is to be taken back and is not the newest of its key"
+            )));
+        };
+        let flags = Flags::TOMBSTONE.with(Flags::KILLED);
+        let head = Head { row_id: RowId(0), writer: newest.head.writer, command, flags, ..newest.head };
+        if append(open, key, &[], &head, observed)?.is_some() {
+            return Ok(());
+        }
+    }
+}
+
+/// Why a row cannot be changed, in the words of the table AM.
+pub struct Refusal {
+    pub result: TM_Result::Type,
+    pub tid: pg_sys::ItemPointerData,
+    pub xmax: pg_sys::TransactionId,
+    pub cmax: u32,
+}
+
+impl Refusal {
+    pub fn new(result: TM_Result::Type, row: RowId) -> Refusal {
+        let cmax = pg_sys::InvalidCommandId;
+        Refusal { result, tid: tid::from_row(row), xmax: pg_sys::InvalidTransactionId, cmax }
+    }
+
+    pub fn tell(&self, failure: &mut pg_sys::TM_FailureData) -> TM_Result::Type {
+        failure.ctid = self.tid;
+        failure.xmax = self.xmax;
+        failure.cmax = self.cmax;
+        self.result
+    }
+}
+
+/// Who wants to change a row, and how.
+#[derive(Clone, Copy)]
+pub struct Change {
+    pub command: u32,
+    pub crosscheck: pg_sys::Snapshot,
+    pub wait: bool,
+    pub purpose: Purpose,
+}
+
+pub enum Ready {
+    /// `old` is the newest version; append on this condition.
+    Go(Observed),
+    No(Refusal),
+}
+
+/// May the current transaction change the row version `old`? Waits for others who are at it.
+pub fn prepare(open: &Open, old: &RowBuf, change: Change, waited_for: &mut Option<RowId>) -> Result<Ready> {
+    let mut scratch = RowBuf::default();
+    loop {
+        let (newest, observed) = mvcc::newest(open, &old.key, &mut scratch)?;
+        let Some(newest) = newest.filter(|newest| newest.head.row_id >= old.head.row_id) else {
+            return Ok(Ready::No(Refusal::new(TM_Result::TM_Invisible, old.head.row_id)));
+        };
+        if newest.head.row_id == old.head.row_id {
+            let own_later = newest.standing == Standing::Mine && newest.head.command >= change.command;
+            if newest.standing == Standing::InProgress || own_later {
+                return Ok(Ready::No(Refusal::new(TM_Result::TM_Invisible, old.head.row_id)));
+            }
+            if !change.crosscheck.is_null() {
+                // SAFETY: the executor's crosscheck snapshot is registered for the whole statement.
+                let mut view = unsafe { View::new(open.rel, change.crosscheck) };
+                if view.look_at(open, old, &mut scratch)? != mvcc::Sight::Seen {
+                    return Ok(Ready::No(Refusal::new(TM_Result::TM_Updated, old.head.row_id)));
+                }
+            }
+            return Ok(Ready::Go(observed));
+        }
+        if newest.standing != Standing::InProgress {
+            return superseded(open, old, newest, &scratch, change.command).map(Ready::No);
+        }
+        // Whatever becomes of that one: a change below it that is there to stay decides already.
+        if let Some(settled) = mvcc::newest_settled(open, &old.key, &mut scratch)? {
+            if settled.head.row_id > old.head.row_id {
+                return superseded(open, old, settled, &scratch, change.command).map(Ready::No);
+            }
+        }
+        if !change.wait {
+            let mut refusal = Refusal::new(TM_Result::TM_BeingModified, old.head.row_id);
+            refusal.xmax = xact::short(newest.head.writer);
+            return Ok(Ready::No(refusal));
+        }
+        wait(open, &newest.head, waited_for, change.purpose);
+    }
+}
+
+/// What to say of `old`, over which `newest` (a copy of it is in `newest_row`) has been written and is there to stay.
+pub fn superseded(open: &Open, old: &RowBuf, newest: Newest, newest_row: &RowBuf, command: u32) -> Result<Refusal> {
+    let mut refusal = Refusal::new(TM_Result::TM_Deleted, old.head.row_id);
+    refusal.xmax = xact::short(newest.head.writer);
+    if newest.standing == Standing::Mine {
+        refusal.result = TM_Result::TM_Invisible;
+        if newest.head.command >= command {
+            refusal.cmax = newest.head.command;
+            refusal.result = TM_Result::TM_SelfModified;
+        }
+        return Ok(refusal);
+    }
+    let mut of_this_life = RowBuf::default();
+    let (last, row) = if life(&newest.head) == life(&old.head) {
+        (newest.head, newest_row)
+    } else {
+        // The key was deleted and has been inserted again: what ended the life of `old`?
+        match mvcc::newest_of_life(open, old, &mut of_this_life)? {
+            Some(last) => (last.head, &of_this_life),
+            None => return Ok(refusal),
+        }
+    };
+    refusal.xmax = xact::short(last.writer);
+    if !last.flags.is_tombstone() {
+        refusal.result = TM_Result::TM_Updated;
+        refusal.tid = tid::from_row(last.row_id);
+    } else if last.flags.has(Flags::MOVED) {
+        refusal.result = TM_Result::TM_Updated;
+        refusal.tid = match mvcc::moved_to(row) {
+            Some(moved) => tid::from_row(moved),
+            None => tid::moved_partitions(),
+        };
+    }
+    Ok(refusal)
+}
+
+/// Holds the row's lock for the moment of a change; a lock that the statement holds already is used instead.
+struct Guard<'a> {
+    open: &'a Open,
+    lock: KeyLock,
+    mode: Mode::Type,
+    held: bool,
+    taken: bool,
+}
+
+enum Guarded {
+    /// The lock is held, and nothing has happened since the row was looked at but what an append would notice.
+    AtOnce,
+    /// It is held after a wait: look at the row again.
+    Waited,
+    WouldBlock,
+}
+
+impl<'a> Guard<'a> {
+    fn new(open: &'a Open, key: &[u8], mode: Mode::Type) -> Guard<'a> {
+        let lock = KeyLock::on(open, key);
+        Guard { open, lock, mode, held: false, taken: false }
+    }
+
+    fn take(&mut self, wait: bool) -> Guarded {
+        if self.held {
+            return Guarded::AtOnce;
+        }
+        let mut got = self.lock.take(self.open, self.mode, Policy::LockWaitSkip);
+        let waited = got == Got::WouldBlock;
+        if waited {
+            if !wait {
+                return Guarded::WouldBlock;
+            }
+            got = self.lock.take(self.open, self.mode, Policy::LockWaitBlock);
+        }
+        (self.held, self.taken) = (true, got == Got::Locked);
+        if waited {
+            Guarded::Waited
+        } else {
+            Guarded::AtOnce
+        }
+    }
+
+    /// Not `Drop`: after an error the transaction's end gives the lock back, and no code of ours must run for it.
+    fn end(self, changed: bool) {
+        if self.taken {
+            self.lock.release(self.mode);
+        }
+        if changed {
+            self.lock.changed(self.mode);
+        }
+    }
+}
+
+/// Deletes the row version `old`. `None`: done.
+pub fn delete(open: &Open, old: &RowBuf, change: Change, to_another_partition: bool) -> Result<Option<Refusal>> {
+    let writer = xact::current_writer();
+    let mut guard = Guard::new(open, &old.key, Mode::LockTupleExclusive);
+    ssi::write_key(open.rel, &old.key);
+    let (flags, body) = if to_another_partition {
+        (Flags::TOMBSTONE.with(Flags::MOVED), TO_ANOTHER_PARTITION.to_le_bytes().to_vec())
+    } else {
+        (Flags::TOMBSTONE, Vec::new())
+    };
+    let refusal = replace(open, old, change, &mut guard, writer, (flags, 0), &body)?.err();
+    guard.end(refusal.is_none());
+    Ok(refusal)
+}
+
+/// Writes a version over `old`.
+fn replace(
+    open: &Open,
+    old: &RowBuf,
+    change: Change,
+    guard: &mut Guard<'_>,
+    writer: Writer,
+    (flags, marks): (Flags, u16),
+    body: &[u8],
+) -> Result<std::result::Result<Head, Refusal>> {
+    loop {
+        let observed = match allow(open, old, change, guard)? {
+            Ready::Go(observed) => observed,
+            Ready::No(refusal) => return Ok(Err(refusal)),
+        };
+        // What one command changed in a key stays changed when a later command of the transaction changes something else.
+        let earlier = if xact::is_mine(old.head.writer) { old.head.incarnation & KEY_CHANGED } else { 0 };
+        let incarnation = life(&old.head) | marks | earlier;
+        let mut head = Head { row_id: RowId(0), writer, command: change.command, flags, incarnation };
+        if let Some(row_id) = append(open, &old.key, body, &head, observed)? {
+            head.row_id = row_id;
+            return Ok(Ok(head));
+        }
+    }
+}
+
+/// May the row be changed, and nobody else lock it?
+fn allow(open: &Open, old: &RowBuf, change: Change, guard: &mut Guard<'_>) -> Result<Ready> {
+    let mut waited_for = None;
+    loop {
+        let ready = prepare(open, old, change, &mut waited_for)?;
+        if let Ready::No(_) = ready {
+            return Ok(ready);
+        }
+        match guard.take(change.wait) {
+            Guarded::AtOnce => return Ok(ready),
+            Guarded::Waited => {}
+            Guarded::WouldBlock => return Ok(Ready::No(Refusal::new(TM_Result::TM_BeingModified, old.head.row_id))),
+        }
+    }
+}
+
+/// What an update came to.
+pub enum Updated {
+    Row(Head),
+    No(Refusal),
+    /// The new key is taken.
+    Duplicate,
+}
+
+/// Replaces the row version `old` by `draft`. `key_changed`: a column that a foreign key may point to is different.
+pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_changed: bool) -> Result<Updated> {
+    let writer = xact::current_writer();
+    let mode = if key_changed { Mode::LockTupleExclusive } else { Mode::LockTupleNoKeyExclusive };
+    let mut guard = Guard::new(open, &old.key, mode);
+    ssi::write_key(open.rel, &old.key);
+    let updated = if draft.key == old.key {
+        let marks = if key_changed { KEY_CHANGED } else { 0 };
+        match replace(open, old, change, &mut guard, writer, (Flags::default(), marks), &draft.body)? {
+            Ok(head) => Updated::Row(head),
+            Err(refusal) => Updated::No(refusal),
+        }
+    } else {
+        change_key(open, old, draft, change, &mut guard, writer)?
+    };
+    guard.end(matches!(updated, Updated::Row(_)));
+    Ok(updated)
+}
+
+fn change_key(
+    open: &Open,
+    old: &RowBuf,
+    draft: &Draft,
+    change: Change,
+    guard: &mut Guard<'_>,
+    writer: Writer,
+) -> Result<Updated> {
+    // First see that the old row may be changed at all: most refusals come from here, with nothing written yet.
+    if let Ready::No(refusal) = allow(open, old, change, guard)? {
+        return Ok(Updated::No(refusal));
+    }
+    let head = match insert(open, draft, change.command, Flags::default())? {
+        Inserted::Row(head) => head,
+        Inserted::Duplicate => return Ok(Updated::Duplicate),
+    };
+    let flags = Flags::TOMBSTONE.with(Flags::MOVED);
+    match replace(open, old, change, guard, writer, (flags, 0), &head.row_id.0.to_le_bytes())? {
+        Ok(_) => Ok(Updated::Row(head)),
+        Err(refusal) => {
+            take_back(open, &draft.key, head.row_id, change.command)?;
+            Ok(Updated::No(refusal))
+        }
+    }
+}
+
+/// The row version that a change names by its TID.
+pub fn named_row(open: &Open, tid: &pg_sys::ItemPointerData, out: &mut RowBuf) -> Result<bool> {
+    let found = mvcc::row_of_tid(open, tid, out)?;
+    if found {
+        recent::note(open, out);
+    }
+    Ok(found)
+}

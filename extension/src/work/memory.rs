@@ -1,0 +1,64 @@
+//! When memory for memtables runs short: the worker flushes the largest memtables before they are full, and whoever finds no
+//! memory at all takes that of tables which nobody is using. Their rows are in their logs, and are read back when the table
+//! is used again.
+
+use super::{ask, pace};
+use crate::host::maintenance::Maintenance;
+use crate::host::{global, interrupt, registry, PgHost};
+use loosekv_engine::error::{Error, Result};
+use loosekv_engine::tree::{Appended, NewRow, Tree};
+use loosekv_shm::heap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Attempts to find memory before the error is the user's.
+const ATTEMPTS: u32 = 100;
+/// Where all tables are in use, some of their statements end.
+const NAP: Duration = Duration::from_millis(5);
+/// Memtables smaller than this are not flushed early: their runs would be tiny.
+pub const WORTH_FLUSHING: usize = 64 << 10;
+
+/// Whether memtables are to be flushed before they are full.
+pub fn is_short() -> bool {
+    let Some(global) = global::get() else { return false };
+    let heap = heap::stats();
+    // Large blocks are memtables, and little else.
+    let memtables = global.budgets.memtables.limit.load(Relaxed) as usize;
+    heap.blocks > memtables / 4 * 3 || heap.free.saturating_sub(heap.emergency) < heap.size / 16
+}
+
+/// Appends rows as [`Tree::append`] does, no faster than the background can follow. No latch is held.
+pub fn append(tree: &Tree<'_, PgHost>, rows: &[NewRow<'_>]) -> Result<Appended> {
+    pace::before_write(tree, rows.iter().map(|row| row.key.len() + row.body.len()).sum());
+    let first = tree.append(rows);
+    match first {
+        Err(Error::MemoryFull { .. }) => with_relief(tree, || tree.append(rows)),
+        _ => first,
+    }
+}
+
+/// Does what has found no memory, once some was found.
+#[cold]
+pub fn with_relief<R>(tree: &Tree<'_, PgHost>, mut work: impl FnMut() -> Result<R>) -> Result<R> {
+    let mut attempts = 0;
+    loop {
+        ask::worker();
+        // More each time: what one table had may be in small pieces.
+        if !registry::make_rooms(1 << attempts.min(6))? && !flush_own(tree)? {
+            interrupt::nap(NAP);
+        }
+        match work() {
+            Err(Error::MemoryFull { .. }) if attempts < ATTEMPTS => attempts += 1,
+            done => return done,
+        }
+    }
+}
+
+/// Flushes what this table has frozen. False: nothing, or another is at it.
+fn flush_own(tree: &Tree<'_, PgHost>) -> Result<bool> {
+    // SAFETY: the host's relation is open.
+    match unsafe { Maintenance::try_lock(tree.host.rel()) } {
+        Some(_lock) => interrupt::held(|| tree.flush_one()),
+        None => Ok(false),
+    }
+}

@@ -1,0 +1,64 @@
+//! What a table needs, by a look at its shared state: no page is read.
+
+use super::agenda::Task;
+use crate::host::PgHost;
+use loosekv_engine::host::Budgets;
+use loosekv_engine::tree::Shared;
+use loosekv_engine::types::Writer;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A free end of the file that is shorter than this, in pages, is left for the next run.
+const WORTH_TRIMMING: u32 = 1024;
+
+/// The most pressing need of a table. `oldest`: committed writers below it are visible to all. `idle`: nobody has used it
+/// for a while.
+pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, idle: bool) -> Option<Task> {
+    let view = tree.current.pin::<PgHost>();
+    if !view.frozen.is_empty() {
+        return Some(Task::Flush);
+    }
+    let indexed = view.first_unindexed(view.indexed_from) == view.runs.len();
+    if !indexed && !budgets.key_index.is_full() {
+        return Some(Task::Index);
+    }
+    if tree.merge_due(oldest).is_some() {
+        return Some(Task::Merge);
+    }
+    let purged = tree.purged.load(Relaxed);
+    let purgeable = view
+        .runs
+        .iter()
+        .any(|run| run.last_l0.0 > purged && run.settled && run.shape.tombstones > 0 && run.shape.max_writer < oldest);
+    if indexed && purgeable {
+        return Some(Task::Sweep);
+    }
+    (idle && has_tail(tree)).then_some(Task::Trim)
+}
+
+/// Whether a good part of the file, at its end, is free.
+fn has_tail(tree: &Shared<PgHost>) -> bool {
+    let (tail, pages) = tree.tail();
+    tail >= WORTH_TRIMMING && tail >= pages / 8
+}
+
+/// Whether a table that was just loaded has something for the background to do.
+pub fn after_load(tree: &Shared<PgHost>) -> bool {
+    let view = tree.current.pin::<PgHost>();
+    !view.frozen.is_empty() || view.first_unindexed(view.indexed_from) < view.runs.len()
+}
+
+/// Whether memtables wait for their flush.
+pub fn is_frozen(tree: &Shared<PgHost>) -> bool {
+    !tree.current.pin::<PgHost>().frozen.is_empty()
+}
+
+/// Bytes of memory that the memtable takes which rows go to.
+pub fn filling(tree: &Shared<PgHost>) -> usize {
+    let view = tree.current.pin::<PgHost>();
+    let active = &view.active.table;
+    if active.is_empty() {
+        0
+    } else {
+        active.memory_used()
+    }
+}

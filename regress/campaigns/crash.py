@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Crash campaign: kills at random moments under a mixed load; afterwards the twins are the same.
+
+    crash.py [ROUNDS [SEED]]
+"""
+import os
+import random
+import sys
+import time
+
+import lib
+
+KINDS = ("everything", "everything", "everything", "immediate", "idle", "active", "checkpointer", "loosekv", "autovacuum",
+         "walwriter", "background writer")
+
+
+def kill(server, rng, kind):
+    """Does it; what was done."""
+    if kind == "everything":
+        server.kill_all()
+        return "postmaster"
+    if kind == "immediate":
+        server.stop("immediate")
+        return "immediate"
+    title = {"idle": "[local]", "active": "[local]"}.get(kind, kind)
+    if server.kill_one(rng, title) is None:
+        server.kill_all()
+        return "postmaster"
+    return "backend" if title == "[local]" else kind
+
+
+def main(directory, servers):
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else (6 if lib.SHORT else 30)
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    print(f"crash: seed {seed}", flush=True)
+    server = lib.Server(os.path.join(directory, "cluster"), lib.BASE_PORT)
+    servers.append(server)
+    server.create("max_wal_size = '64MB'")
+    server.sql(lib.twin_schema())
+    done, transactions = {}, 0
+    writers = [lib.Writer(i) for i in range(5)]
+    for number in range(rounds):
+        load = lib.Load(server, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-{number}").start()
+        # Sometimes right after the last recovery, sometimes later.
+        time.sleep(rng.choice((0.2, 1.0, 2.0, 3.0)) * rng.random() + 0.3)
+        what = "?"
+        for _ in range(rng.choice((1, 1, 1, 2))):
+            what = kill(server, rng, rng.choice(KINDS))
+            done[what] = done.get(what, 0) + 1
+            if what in ("postmaster", "immediate"):
+                server.start()
+            else:
+                server.wait_ready()
+                # The load goes on over the postmaster's own restart.
+                time.sleep(rng.random())
+        load.stop()
+        transactions += sum(session.sent for session in load.sessions)
+        complaints = load.complaints()
+        if complaints:
+            raise lib.Failure(f"round {number} (seed {seed}, {what}): sessions were told: " + "\n".join(complaints[:10]))
+        try:
+            lib.verify(server)
+        except lib.Failure as failure:
+            raise lib.Failure(f"round {number} (seed {seed}, after {what}): {failure}")
+        load.forget_complaints()
+        if not lib.SHORT:
+            print(f"  round {number}: {what}, {transactions} transactions", flush=True)
+    rows = server.sql("SELECT (SELECT count(*) FROM l1) + (SELECT count(*) FROM l2) + (SELECT count(*) FROM l3)")
+    kills = ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
+    return f"{rounds} rounds, {sum(done.values())} kills ({kills}), {transactions} transactions, {rows} rows, no difference"
+
+
+lib.run("crash", main)

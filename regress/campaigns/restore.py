@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Restore campaign: backups, points in time, prepared transactions, unlogged tables, minimal WAL, copied databases, checksums.
+
+    restore.py [SEED]
+"""
+import os
+import random
+import subprocess
+import sys
+import time
+
+import lib
+
+STATE = "SELECT (SELECT md5(string_agg(t::text, ',' ORDER BY k)) FROM l1 t) || (SELECT md5(string_agg(t::text, ',' ORDER BY a, b)) FROM l2 t)"
+
+
+def backup(server, target, *options):
+    os.makedirs(target)
+    subprocess.run(["chown", "postgres", target], check=True)
+    os.chmod(target, 0o700)
+    lib.shell("as_postgres", "pg_basebackup", "-h", server.directory, "-p", str(server.port), "-U", "postgres", "-D", target,
+              "-c", "fast", "--no-sync", *options)
+
+
+def restored(directory, name, port, source, servers, *settings):
+    """A server on a copy of a data directory."""
+    server = lib.Server(os.path.join(directory, name), port)
+    os.makedirs(server.directory)
+    subprocess.run(["chown", "postgres", server.directory], check=True)
+    os.rename(source, server.data)
+    server.configure(f"port = {port}", f"unix_socket_directories = '{server.directory}'", *settings)
+    servers.append(server)
+    return server
+
+
+def points_in_time(directory, servers, server, load):
+    archive = os.path.join(directory, "archive")
+    for name in ("first", "second"):
+        backup(server, os.path.join(directory, name), "-X", "stream")
+        time.sleep(1)
+    load.stop()
+    server.sql("SELECT pg_create_restore_point('here')")
+    state = server.sql(STATE)
+    more = lib.Load(server, directory, [lib.Writer(7), lib.maintenance], "more").start()
+    time.sleep(1.5)
+    more.stop()
+    server.sql("SELECT pg_switch_wal()", "CHECKPOINT")
+    for _ in range(200):
+        if server.sql("SELECT last_archived_wal >= pg_walfile_name(pg_current_wal_lsn() - 16777216) FROM pg_stat_archiver") == "t":
+            break
+        time.sleep(0.1)
+    alone = restored(directory, "alone", server.port + 1, os.path.join(directory, "first"), servers, "archive_mode = off")
+    alone.start()
+    lib.verify(alone)
+    alone.kill_all()
+    point = restored(directory, "point", server.port + 1, os.path.join(directory, "second"), servers, "archive_mode = off",
+                     f"restore_command = 'cp {archive}/%f %p'", "recovery_target_name = 'here'", "recovery_target_action = 'promote'")
+    subprocess.run(["touch", os.path.join(point.data, "recovery.signal")], check=True)
+    point.start()
+    for _ in range(300):
+        if point.sql("SELECT pg_is_in_recovery()") == "f":
+            break
+        time.sleep(0.1)
+    lib.verify(point)
+    if point.sql(STATE) != state:
+        raise lib.Failure("the restored point is not what the server was")
+    point.sql("INSERT INTO l1 VALUES (-99999, 1); INSERT INTO h1 VALUES (-99999, 1)")
+    lib.verify(point)
+    point.stop("fast")
+
+
+def prepared(server):
+    """Prepared transactions over a crash, with flushes and merges before and after."""
+    both = "INSERT INTO {0}1 VALUES ({1}, 1, 'prepared'), ({1} + 1, 2, 'prepared'); DELETE FROM {0}1 WHERE k BETWEEN {1} + 100 AND {1} + 150;"
+    server.sql(*[f"INSERT INTO {t}1 SELECT i, 5, 'p' FROM generate_series(5000000, 5001000) i" for t in "hl"])
+    for name, first in (("yes", 5000100000), ("no", 5000200000)):
+        server.sql(*[f"INSERT INTO {t}1 SELECT i, 5, 'p' FROM generate_series({first} + 100, {first} + 200) i" for t in "hl"])
+        server.sql(stdin="BEGIN;" + both.format("h", first) + both.format("l", first) + f"PREPARE TRANSACTION '{name}';")
+    for _ in range(2):
+        lib.verify(server)
+        server.sql("SELECT loosekv.flush('l1')", "SELECT loosekv.compact('l1')", "VACUUM l1")
+        lib.verify(server)
+        server.kill_all()
+        server.start()
+    blocked = server.try_sql("SET lock_timeout = '200ms'", "INSERT INTO l1 VALUES (5000100000)")
+    if "55P03" not in blocked.stderr and "57014" not in blocked.stderr:
+        raise lib.Failure(f"a key of a prepared transaction is free after a crash: {blocked.stderr}")
+    server.sql("COMMIT PREPARED 'yes'", "ROLLBACK PREPARED 'no'")
+    lib.verify(server)
+    if server.sql("SELECT count(*) FROM l1 WHERE v = 'prepared'") != "2":
+        raise lib.Failure("a prepared transaction did not come out as it was told to")
+
+
+def unlogged(server):
+    server.sql("CREATE UNLOGGED TABLE u (k int PRIMARY KEY, v text) USING loosekv", "CREATE INDEX ON u (v)",
+               "INSERT INTO u SELECT i, i FROM generate_series(1, 5000) i", "SELECT loosekv.flush('u')",
+               "INSERT INTO u SELECT i, i FROM generate_series(5001, 6000) i")
+    server.stop("fast")
+    server.start()
+    if server.sql("SELECT count(*) FROM u") != "6000":
+        raise lib.Failure("an unlogged table lost rows over a clean restart")
+    server.kill_all()
+    server.start()
+    if server.sql("SELECT count(*) FROM u") != "0":
+        raise lib.Failure("an unlogged table is not empty after a crash")
+    server.sql("INSERT INTO u SELECT i, i FROM generate_series(1, 100) i", "SELECT loosekv.flush('u')")
+    if server.sql("SET enable_seqscan = off", "SELECT count(*) FROM u WHERE v = '7'") != "1":
+        raise lib.Failure("an unlogged table does not work after a crash")
+    server.sql("ALTER TABLE u SET LOGGED")
+    server.kill_all()
+    server.start()
+    if server.sql("SELECT count(*) FROM u") != "100":
+        raise lib.Failure("SET LOGGED did not outlast a crash")
+    server.sql("DROP TABLE u")
+
+
+def copied_databases(server):
+    for strategy in ("wal_log", "file_copy"):
+        server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'campaign' AND pid <> pg_backend_pid()")
+        subprocess.run(["psql", "-X", "-q", "-d", "template1", "-c", f"CREATE DATABASE copy_{strategy} TEMPLATE postgres STRATEGY {strategy}"],
+                       env=server.environment(), check=True, timeout=120)
+        for crash in (False, True):
+            if crash:
+                server.kill_all()
+                server.start()
+            done = subprocess.run(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], text=True, capture_output=True,
+                                  input=lib.comparison(), env=dict(server.environment(), PGDATABASE=f"copy_{strategy}"), timeout=120)
+            wrong = lib.differences(done.stdout)
+            if wrong or done.returncode != 0:
+                raise lib.Failure(f"a database copied by {strategy}: {wrong} {done.stderr}")
+        before = server.sql(STATE)
+        subprocess.run(["psql", "-X", "-q", "-d", f"copy_{strategy}", "-c", "DELETE FROM l1; SELECT loosekv.compact('l1')"],
+                       env=server.environment(), check=True, timeout=120, stdout=subprocess.DEVNULL)
+        if server.sql(STATE) != before:
+            raise lib.Failure("a copied database shares something with its template")
+        subprocess.run(["psql", "-X", "-q", "-d", "postgres", "-c", f"DROP DATABASE copy_{strategy}"], env=server.environment(),
+                       check=True, timeout=120)
+
+
+def minimal(directory, servers):
+    """Under wal_level = minimal what a transaction writes to a file of its own is synced, not logged."""
+    server = lib.Server(os.path.join(directory, "minimal"), lib.BASE_PORT + 9)
+    servers.append(server)
+    server.create("wal_level = minimal", "max_wal_senders = 0", "wal_skip_threshold = 0")
+    server.sql(lib.twin_schema())
+    rows = "SELECT i, i % 50, repeat('v', i % 200) FROM generate_series(1, 5000) i"
+    server.sql(stdin="".join(f"BEGIN; TRUNCATE {t}1; INSERT INTO {t}1 {rows}; COMMIT;\n" for t in "hl"))
+    server.kill_all()
+    server.start()
+    lib.verify(server)
+    server.sql(stdin="".join(
+        f"BEGIN; TRUNCATE {t}1; INSERT INTO {t}1 {rows}; SAVEPOINT a; DELETE FROM {t}1 WHERE k < 100; ROLLBACK TO a;\n"
+        f"UPDATE {t}1 SET n = n + 1 WHERE k % 7 = 0; COMMIT; DELETE FROM {t}1 WHERE k % 11 = 0;\n"
+        f"BEGIN; ALTER TABLE {t}1 ALTER s TYPE bigint; UPDATE {t}1 SET v = 'x' WHERE k % 3 = 0; COMMIT;\n"
+        f"BEGIN; TRUNCATE {t}2; INSERT INTO {t}2 SELECT 'a' || i, i, 'v' FROM generate_series(1, 3000) i; ROLLBACK;\n" for t in "hl"))
+    server.sql("SELECT loosekv.flush('l1')")
+    server.kill_all()
+    server.start()
+    lib.verify(server)
+    server.stop("fast")
+
+
+def checksums(server):
+    server.stop("fast")
+    done = lib.shell("as_postgres", "pg_checksums", "--check", "-D", server.data, check=False)
+    if done.returncode != 0:
+        raise lib.Failure(f"pg_checksums: {done.stdout}")
+
+
+def main(directory, servers):
+    seed = sys.argv[1] if len(sys.argv) > 1 else str(random.SystemRandom().randrange(1 << 32))
+    print(f"restore: seed {seed}", flush=True)
+    server = lib.Server(os.path.join(directory, "cluster"), lib.BASE_PORT + 7)
+    servers.append(server)
+    archive = os.path.join(directory, "archive")
+    os.makedirs(archive)
+    subprocess.run(["chown", "postgres", archive], check=True)
+    server.create("archive_mode = on", f"archive_command = 'cp %p {archive}/%f'", "max_wal_senders = 5")
+    server.sql(lib.twin_schema())
+    load = lib.Load(server, directory, [lib.Writer(i) for i in range(3)] + [lib.maintenance], seed).start()
+    time.sleep(1)
+    points_in_time(directory, servers, server, load)
+    complaints = load.complaints()
+    if complaints:
+        raise lib.Failure("sessions were told: " + "\n".join(complaints[:10]))
+    prepared(server)
+    unlogged(server)
+    copied_databases(server)
+    minimal(directory, servers)
+    lib.verify(server)
+    checksums(server)
+    return ("backup under load restored alone and to a named point, prepared transactions, unlogged table, copied databases, "
+            "minimal WAL, checksums: no difference")
+
+
+lib.run("restore", main)

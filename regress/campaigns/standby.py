@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Standby campaign: what a standby shows under load is a prefix of what the primary did, or a recovery conflict.
+
+    standby.py [SECONDS [SEED]]
+"""
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import lib
+
+# A reader may be told this, and nothing else.
+CONFLICTS = ("40001", "40P01", "57P01", "57P02", "57P03", "08006")
+
+
+KINDS = {"row versions that must be removed": "rows", "relation lock": "lock", "buffer pin": "pin"}
+
+
+class Reader(threading.Thread):
+    """Compares the twins on the standby, inside one snapshot each time."""
+
+    def __init__(self, server, seed, slow):
+        super().__init__(daemon=True)
+        self.server, self.rng, self.slow = server, random.Random(seed), slow
+        self.halt = threading.Event()
+        self.done, self.conflicts, self.wrong = 0, {}, []
+
+    def script(self):
+        rng = self.rng
+        if not self.slow:
+            kind = rng.random()
+            if kind < 0.3:
+                return lib.comparison("1", ways=rng.random() < 0.5)
+            if kind < 0.4:
+                return lib.comparison("23")
+            # Point reads by key.
+            keys = ",".join(str(rng.randrange(5) * 100_000 + rng.randrange(lib.OWN)) for _ in range(40))
+            return ("BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off;\n"
+                    f"SELECT 'points', (SELECT count(*) FROM unnest(ARRAY[{keys}]::bigint[]) g(k) WHERE "
+                    "(SELECT s || v || n FROM l1 WHERE l1.k = g.k) IS DISTINCT FROM (SELECT s || v || n FROM h1 WHERE h1.k = g.k));\nCOMMIT;\n")
+        # An old snapshot, an open cursor, and another look with the same snapshot.
+        again = lib.comparison("1").split("\n", 1)[1]
+        return ("BEGIN ISOLATION LEVEL REPEATABLE READ;\n"
+                "DECLARE c CURSOR FOR SELECT 'c', k, md5((s, v, n)::text) FROM l1 ORDER BY k;\n"
+                "DECLARE d CURSOR FOR SELECT 'd', k, md5((s, v, n)::text) FROM h1 ORDER BY k;\n"
+                "FETCH 5 FROM c;\nFETCH 5 FROM d;\n"
+                f"SELECT pg_sleep({rng.random() * 2:.2f});\nFETCH 50 FROM c;\nFETCH 50 FROM d;\n"
+                f"SELECT pg_sleep({rng.random() * 2:.2f});\nFETCH ALL FROM c;\nFETCH ALL FROM d;\n") + again
+
+    def run(self):
+        while not self.halt.is_set():
+            done = self.server.try_sql(stdin=self.script(), timeout=180)
+            if done.returncode == 0:
+                lines = done.stdout.splitlines()
+                # Not to be taken for comparisons.
+                c = [line[2:] for line in lines if line.startswith("c|")]
+                d = [line[2:] for line in lines if line.startswith("d|")]
+                if c != d:
+                    odd = sorted(set(c) ^ set(d))[:6]
+                    self.wrong.append(f"cursors: {len(c)} rows here, {len(d)} in heap: {odd}")
+                rest = "\n".join(line for line in lines if not line.startswith(("c|", "d|")))
+                self.wrong += lib.differences(rest)
+                self.done += 1
+            elif any(f"{code}: " in done.stderr for code in CONFLICTS) or "server closed the connection" in done.stderr \
+                    or "connection to server" in done.stderr:
+                kind = next((kind for text, kind in KINDS.items() if text in done.stderr), "connection")
+                self.conflicts[kind] = self.conflicts.get(kind, 0) + 1
+                time.sleep(0.02)
+            else:
+                self.wrong.append(done.stderr.strip()[:600])
+            if self.wrong:
+                return
+
+
+def wait_for_replay(primary, standby, patience=60):
+    lsn = primary.sql("SELECT pg_current_wal_insert_lsn()")
+    deadline = time.monotonic() + patience
+    while standby.sql(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") != "t":
+        if time.monotonic() > deadline:
+            raise lib.Failure(f"the standby does not reach {lsn}: {standby.log_tail()}")
+        time.sleep(0.05)
+
+
+def old_snapshots(primary, standby):
+    """What takes rows out of a secondary index alone must not pull them away from older snapshots, here or on the standby."""
+    for change in ("VACUUM l1", "REINDEX INDEX l1_s", "DROP INDEX IF EXISTS l1_new; CREATE INDEX l1_new ON l1 (s, n)"):
+        if standby is not primary:
+            wait_for_replay(primary, standby)
+        session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        session.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n\\echo ready\n")
+        session.stdin.flush()
+        while session.stdout.readline().strip() != "ready":
+            pass
+        primary.sql(*[f"UPDATE {t}1 SET s = (s + 1) % 50 WHERE k % 3 = 0" for t in "hl"], "SELECT txid_current()")
+        primary.sql(*[part for part in change.split("; ")])
+        if standby is not primary:
+            wait_for_replay(primary, standby)
+        output, error = session.communicate(lib.comparison("1").split("\n", 1)[1], timeout=120)
+        wrong = lib.differences(output)
+        if wrong or (session.returncode != 0 and standby is primary) or (session.returncode != 0 and "conflict with recovery" not in error and "server closed" not in error):
+            raise lib.Failure(f"an older snapshot of the {'primary' if standby is primary else 'standby'}, after {change}: {wrong} {error}")
+
+
+def dump(server):
+    done = subprocess.run(["pg_dump", "--no-sync", "-t", "l1", "-t", "l2"], env=server.environment(), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    if done.returncode != 0:
+        raise lib.Failure(f"pg_dump: {done.stderr}")
+    return [line for line in done.stdout.splitlines() if not line.startswith(("--", "\\restrict", "\\unrestrict"))]
+
+
+def make_standby(primary, directory, port, *settings):
+    standby = lib.Server(directory, port)
+    os.makedirs(directory)
+    subprocess.run(["chown", "postgres", directory], check=True)
+    lib.shell("as_postgres", "pg_basebackup", "-h", primary.directory, "-p", str(primary.port), "-U", "postgres", "-D", standby.data,
+              "-X", "stream", "-R", "-c", "fast", "--no-sync")
+    standby.configure(f"port = {port}", f"unix_socket_directories = '{directory}'", *settings)
+    standby.start()
+    return standby
+
+
+def main(directory, servers):
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else (20 if lib.SHORT else 120)
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    print(f"standby: seed {seed}", flush=True)
+    primary = lib.Server(os.path.join(directory, "primary"), lib.BASE_PORT + 2)
+    servers.append(primary)
+    # Every second time the standby tells the primary what it reads; every third time each redo is checked byte by byte.
+    feedback, checked = rng.random() < 0.5, rng.random() < 0.33
+    primary.create("max_wal_senders = 10", "wal_keep_size = '1GB'", *["wal_consistency_checking = 'loosekv'"] * checked)
+    primary.sql(lib.twin_schema())
+    writers = [lib.Writer(i) for i in range(4)]
+    primary.sql("INSERT INTO h1 SELECT i, i % 50, 'first' FROM generate_series(2000000, 2003000) i",
+                "INSERT INTO l1 SELECT i, i % 50, 'first' FROM generate_series(2000000, 2003000) i")
+    load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], seed).start()
+    # A base backup under load.
+    standby = make_standby(primary, os.path.join(directory, "standby"), lib.BASE_PORT + 3,
+                           "max_standby_streaming_delay = '3s'", "wal_receiver_status_interval = 1",
+                           f"hot_standby_feedback = {'on' if feedback else 'off'}")
+    servers.append(standby)
+    load.stop()
+    old_snapshots(primary, primary)
+    old_snapshots(primary, standby)
+    load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
+    readers = [Reader(standby, f"{seed}-{i}", slow) for i, slow in enumerate((False, False, True))]
+    for reader in readers:
+        reader.start()
+    deadline, kills = time.monotonic() + seconds, 0
+    next_kill = time.monotonic() + seconds / 3
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        if any(reader.wrong for reader in readers):
+            break
+        if time.monotonic() > next_kill:
+            standby.kill_all()
+            standby.start()
+            kills += 1
+            next_kill = time.monotonic() + seconds / 3
+    load.stop()
+    complaints = load.complaints()
+    for reader in readers:
+        reader.halt.set()
+    for reader in readers:
+        reader.join(200)
+    wrong = [text for reader in readers for text in reader.wrong]
+    if wrong:
+        raise lib.Failure(f"seed {seed}: a reader was told: " + "\n".join(wrong[:5]) + "\n" + standby.log_tail())
+    if complaints:
+        raise lib.Failure(f"seed {seed}: sessions were told: " + "\n".join(complaints[:10]))
+    lib.verify(primary)
+    wait_for_replay(primary, standby)
+    lib.verify(standby)
+    if dump(primary) != dump(standby):
+        raise lib.Failure("the dumps of primary and standby differ")
+    promoted(primary, standby, writers, directory, seed)
+    transactions = sum(session.sent for session in load.sessions)
+    done = sum(r.done for r in readers)
+    conflicts = ", ".join(f"{sum(r.conflicts.get(kind, 0) for r in readers)} {kind}" for kind in (*KINDS.values(), "connection"))
+    if done == 0:
+        raise lib.Failure("no reader got an answer")
+    return (f"{transactions} transactions, {done} comparisons on the standby, conflicts: {conflicts}, {kills} kills of the standby, "
+            f"dumps equal, promoted, no difference"
+            + (", with feedback" if feedback else "") + (", redo checked" if checked else ""))
+
+
+def promoted(primary, standby, writers, directory, seed):
+    """An open cursor of the standby's time, promotion, then writes with flushes beside it."""
+    primary.stop("immediate")
+    cursor = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    cursor.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ;\nDECLARE c CURSOR FOR SELECT k, md5((s, v, n)::text) FROM l1 ORDER BY k;\n"
+                       "SELECT 'h', md5(string_agg(k || md5((s, v, n)::text), ',' ORDER BY k)) FROM h1;\nFETCH 10 FROM c;\n\\echo ready\n")
+    cursor.stdin.flush()
+    lines = []
+    while (line := cursor.stdout.readline()) and line.strip() != "ready":
+        lines.append(line.strip())
+    standby.sql("SELECT pg_promote()")
+    load = lib.Load(standby, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-promoted").start()
+    time.sleep(4)
+    rest, error = cursor.communicate("FETCH ALL FROM c;\nCOMMIT;\n", timeout=120)
+    load.stop()
+    if cursor.returncode != 0:
+        raise lib.Failure(f"a cursor over the promotion: {error}")
+    rows = [line.split("|") for line in lines[1:] + rest.splitlines() if "|" in line]
+    ours = hashlib.md5(",".join(k + value for k, value in rows).encode()).hexdigest()
+    if ours != lines[0].split("|")[1]:
+        raise lib.Failure(f"a cursor over the promotion returned other rows ({len(rows)})")
+    complaints = load.complaints()
+    if complaints:
+        raise lib.Failure("after the promotion sessions were told: " + "\n".join(complaints[:10]))
+    lib.verify(standby)
+    standby.kill_all()
+    standby.start()
+    lib.verify(standby)
+
+
+lib.run("standby", main)

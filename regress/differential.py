@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Seeded differential fuzzer: random statements of three concurrent sessions on a heap table and its loosekv twin.
+
+    differential.py DSN SEED STEPS
+
+Every statement runs on both tables, in the same session and transaction, each under a savepoint of its own; results, command
+tags and SQLSTATEs must be equal, and so must the tables. One statement runs at a time: where it would have to wait for another
+session, lock_timeout ends it, on both tables alike.
+
+Explained differences, which are passed over or not provoked:
+- Under REPEATABLE READ heap shows two rows with the same key when a transaction inserts a key that its snapshot still
+  sees and that somebody else has deleted since. A loosekv key has one visible version: the own one. So that level gets no
+  inserts here.
+- Which of several rows meets its error first depends on the order of rows. For statements over several rows a duplicate, a
+  lock timeout and a serialization failure count as equal.
+- SKIP LOCKED on heap may wait nevertheless, for the older transaction of a chain of updates. loosekv does not.
+"""
+import ctypes
+import random
+import sys
+
+pq = ctypes.CDLL("libpq.so.5")
+for name, result in (
+    ("PQconnectdb", ctypes.c_void_p),
+    ("PQexec", ctypes.c_void_p),
+    ("PQresultErrorField", ctypes.c_char_p),
+    ("PQgetvalue", ctypes.c_char_p),
+    ("PQcmdStatus", ctypes.c_char_p),
+    ("PQerrorMessage", ctypes.c_char_p),
+):
+    getattr(pq, name).restype = result
+
+TWINS = ("fuzz_heap", "fuzz_loosekv")
+COMPARE = "(table {0} except all table {1}) union all (table {1} except all table {0})".format(*TWINS)
+ORDER_DEPENDENT = {"23505", "55P03", "40001"}
+
+
+class Session:
+    def __init__(self, dsn):
+        self.connection = ctypes.c_void_p(pq.PQconnectdb(dsn.encode()))
+        if pq.PQstatus(self.connection) != 0:
+            sys.exit(pq.PQerrorMessage(self.connection).decode())
+        self.level = None
+        self.savepoints = 0
+
+    def run(self, sql):
+        """("ok", tag, rows) or ("error", SQLSTATE, message)"""
+        result = ctypes.c_void_p(pq.PQexec(self.connection, sql.encode()))
+        if pq.PQresultStatus(result) in (1, 2):
+            columns = range(pq.PQnfields(result))
+
+            def value(row, column):
+                null = pq.PQgetisnull(result, row, column)
+                return None if null else pq.PQgetvalue(result, row, column).decode()
+
+            rows = [tuple(value(row, column) for column in columns) for row in range(pq.PQntuples(result))]
+            outcome = ("ok", pq.PQcmdStatus(result).decode(), rows)
+        else:
+            state = pq.PQresultErrorField(result, ord("C"))
+            message = pq.PQresultErrorField(result, ord("M")) or pq.PQerrorMessage(self.connection)
+            outcome = ("error", (state or b"lost").decode(), (message or b"").decode())
+        pq.PQclear(result)
+        return outcome
+
+    def run_on(self, table, sql):
+        sql = sql.replace(" T ", f" {table} ").replace("T.", f"{table}.")
+        if self.level:
+            self.run("savepoint twin")
+        outcome = self.run(sql)
+        if self.level:
+            if outcome[0] == "error":
+                self.run("rollback to twin")
+            self.run("release twin")
+        if outcome[0] == "ok" and "order by" not in sql:
+            outcome = ("ok", outcome[1], sorted(outcome[2], key=str))
+        return outcome
+
+
+def statement(rnd):
+    k, k2, v = rnd.randint(1, 12), rnd.randint(1, 12), rnd.randint(1, 5)
+    u = rnd.choice(["null", str(rnd.randint(1, 20))])
+    low, high = sorted((k, k2))
+    return rnd.choice(
+        [
+            f"insert into T values ({k},{v},'a{v}',{u}) returning *",
+            f"insert into T values ({k},{v},'a',null),({k2 + 12},{v},'b',{u})",
+            f"insert into T values ({k},{v},'c',{u}) on conflict do nothing returning *",
+            f"insert into T values ({k},{v},'c',{u}) on conflict (k) do nothing returning *",
+            f"insert into T values ({k},{v},'d',{u}) on conflict (k) do update set v=T.v+excluded.v, w=excluded.w returning *",
+            f"insert into T select i,{v},'s',null from generate_series({low},{high}) i on conflict (k) do update set v=T.v+1",
+            f"update T set v=v+{v} where k={k} returning *",
+            f"update T set v=v+1 where k between {low} and {high} returning k,v",
+            f"update T set u={u} where k={k} returning *",
+            f"update T set w=repeat('x',{v * 10}) where v={v} returning k",
+            f"update T set k={k2} where k={k} returning *",
+            f"update T set k=k+100 where k between {low} and {high} and k<100 returning k",
+            "update T set k=k-100 where k>100 returning k",
+            f"delete from T where k={k} returning *",
+            f"delete from T where k between {low} and {low + 1} returning *",
+            "select * from T order by k",
+            f"select * from T where k={k}",
+            f"select k,v from T where k between {low} and {high} order by k desc",
+            f"select * from T where v={v}",
+            f"select * from T where u={3 if u == 'null' else u}",
+            f"select k from T where k={k} for update",
+            f"select k from T where k={k} for no key update",
+            f"select k from T where k={k} for share",
+            f"select k from T where k={k} for key share",
+            f"select k from T where k between {low} and {high} order by k for update skip locked",
+            "select k from T order by k for key share skip locked",
+            f"select k from T where k={k} for update nowait",
+            f"select k from T where k={k} for share nowait",
+            f"with d as (delete from T where k={k} returning *) insert into T select k,v+1,w,u from d returning *",
+            f"merge into T using (values ({k},{v})) s(k,v) on T.k=s.k when matched and T.v>3 then delete "
+            "when matched then update set v=T.v+s.v when not matched then insert values (s.k,s.v,'m',null)",
+        ]
+    )
+
+
+class Fuzzer:
+    def __init__(self, dsn, seed):
+        self.rnd = random.Random(seed)
+        self.seed = seed
+        self.step = 0
+        self.history = []
+        self.watcher = Session(dsn)
+        self.watcher.run("set client_min_messages=error")
+        self.watcher.run(f"drop table if exists {', '.join(TWINS)}")
+        unique = " unique" if self.rnd.random() < 0.6 else ""
+        for table, method in zip(TWINS, ("heap", "loosekv")):
+            made = self.watcher.run(f"create table {table}(k int primary key, v int, w text, u int{unique}) using {method}")
+            indexed = self.watcher.run(f"create index on {table}(v)")
+            if made[0] != "ok" or indexed[0] != "ok":
+                sys.exit(f"{made} {indexed}")
+        self.sessions = [Session(dsn) for _ in range(3)]
+        for session in self.sessions:
+            session.run("set lock_timeout='60ms'")
+            session.run("set deadlock_timeout='10s'")
+            session.run("set client_min_messages=error")
+
+    def note(self, number, text):
+        self.history.append(f"{number}: {text}")
+
+    def fail(self, what):
+        print(f"seed {self.seed} step {self.step}: {what}")
+        for line in self.history[-60:]:
+            print("   ", line[:240])
+        sys.exit(1)
+
+    def control(self, number, session, dice):
+        """Transaction control and maintenance. False: a statement is wanted."""
+        rnd = self.rnd
+        if dice < 0.12 and not session.level:
+            session.level = rnd.choice(["read committed", "read committed", "repeatable read"])
+            session.run(f"begin isolation level {session.level}")
+            self.note(number, f"begin {session.level}")
+        elif dice < 0.12 or (dice < 0.17 and session.level):
+            end = rnd.choice(["commit", "commit", "rollback"])
+            session.run(end)
+            session.level, session.savepoints = None, 0
+            self.note(number, end)
+        elif dice < 0.20 and session.level:
+            if session.savepoints and rnd.random() < 0.6:
+                session.run(f"rollback to s{session.savepoints}")
+                self.note(number, f"rollback to s{session.savepoints}")
+            else:
+                session.savepoints += 1
+                session.run(f"savepoint s{session.savepoints}")
+                self.note(number, f"savepoint s{session.savepoints}")
+        elif dice < 0.205 and not any(s.level for s in self.sessions):
+            command = rnd.choice(["vacuum", "analyze", "vacuum full", "reindex table", "truncate"])
+            outcomes = [session.run(f"{command} {table}")[0] for table in TWINS]
+            self.note(number, f"{command} {outcomes}")
+        else:
+            return False
+        return True
+
+    def twin_statement(self, number, session):
+        sql = statement(self.rnd)
+        while session.level == "repeatable read" and ("insert" in sql or "set k=" in sql):
+            sql = statement(self.rnd)
+        heap, ours = (session.run_on(table, sql) for table in TWINS)
+        self.note(number, f"{sql} -> {heap}")
+        if "skip locked" in sql and heap[:2] == ("error", "55P03"):
+            session.run("rollback")
+            session.level, session.savepoints = None, 0
+            return
+        if heap[0] == ours[0] == "error":
+            several = "between" in sql or "k>100" in sql or " v=" in sql
+            if heap[1] == ours[1] or (several and {heap[1], ours[1]} <= ORDER_DEPENDENT):
+                return
+        if heap != ours:
+            self.fail(f"{number}: {sql}\n    heap    {heap}\n    loosekv {ours}")
+
+    def compare(self):
+        difference = self.watcher.run(COMPARE)
+        if difference[0] != "ok" or difference[2]:
+            self.fail(difference)
+
+    def run(self, steps):
+        for self.step in range(steps):
+            number = self.rnd.randrange(len(self.sessions))
+            session = self.sessions[number]
+            if not self.control(number, session, self.rnd.random()):
+                self.twin_statement(number, session)
+            if self.step % 50 == 0:
+                self.compare()
+        for session in self.sessions:
+            session.run("rollback")
+        self.compare()
+        print(f"seed {self.seed}: {steps} steps agree")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    Fuzzer(sys.argv[1], int(sys.argv[2])).run(int(sys.argv[3]))

@@ -1,0 +1,78 @@
+-- Insert, read, update, delete by a key; tags, RETURNING, errors.
+CREATE TABLE kv (k bigint PRIMARY KEY, v text);
+INSERT INTO kv VALUES (1, 'one'), (2, 'two'), (3, NULL);
+INSERT INTO kv SELECT i, 'row ' || i FROM generate_series(10, 1000) i;
+SELECT * FROM kv WHERE k = 2;
+SELECT * FROM kv WHERE k = 3;
+SELECT * FROM kv WHERE k = 9999;
+SELECT count(*), min(k), max(k), sum(k) FROM kv;
+SELECT * FROM kv WHERE k BETWEEN 8 AND 14 ORDER BY k;
+SELECT * FROM kv WHERE k < 12 ORDER BY k DESC;
+SELECT * FROM kv ORDER BY k LIMIT 3;
+SELECT * FROM kv ORDER BY k DESC LIMIT 3 OFFSET 2;
+SELECT * FROM kv WHERE k = ANY ('{3,1,700,-5,1}') ORDER BY k;
+SELECT * FROM kv WHERE k IN (5, 6);
+SELECT * FROM kv WHERE k IS NULL;
+SELECT count(*) FROM kv WHERE k IS NOT NULL;
+SELECT * FROM kv WHERE v = 'row 77';
+INSERT INTO kv VALUES (2, 'again');
+INSERT INTO kv VALUES (NULL, 'null key');
+INSERT INTO kv VALUES (5000, 'a'), (5001, 'b'), (5000, 'c');
+SELECT count(*) FROM kv WHERE k >= 5000;
+INSERT INTO kv VALUES (5000, 'a') RETURNING k, v, k + 1 AS next;
+UPDATE kv SET v = 'ONE' WHERE k = 1 RETURNING *;
+UPDATE kv SET v = v || '!' WHERE k BETWEEN 10 AND 20;
+UPDATE kv SET v = 'none' WHERE k = 123456;
+SELECT * FROM kv WHERE k <= 11 ORDER BY k;
+DELETE FROM kv WHERE k = 2 RETURNING *;
+DELETE FROM kv WHERE k = 2;
+SELECT * FROM kv WHERE k = 2;
+INSERT INTO kv VALUES (2, 'two is back');
+SELECT * FROM kv WHERE k = 2;
+WITH moved AS (UPDATE kv SET k = k + 100000 WHERE k < 5 RETURNING *) SELECT * FROM moved ORDER BY k;
+SELECT * FROM kv WHERE k < 12 OR k > 5000 ORDER BY k;
+UPDATE kv SET k = 10 WHERE k = 11;
+UPDATE kv SET k = k + 1 WHERE k BETWEEN 500 AND 510;
+UPDATE kv SET k = -k;
+SELECT count(*), min(k), max(k) FROM kv;
+DELETE FROM kv WHERE k > -500;
+SELECT count(*), min(k), max(k) FROM kv;
+DELETE FROM kv;
+SELECT count(*) FROM kv;
+SELECT * FROM kv ORDER BY k LIMIT 1;
+INSERT INTO kv SELECT i, repeat('x', (i % 50)::int) FROM generate_series(1, 2000) i;
+TRUNCATE kv;
+SELECT count(*) FROM kv;
+INSERT INTO kv VALUES (1, 'after truncate');
+TABLE kv;
+DROP TABLE kv;
+SELECT * FROM kv;
+
+-- Several columns, defaults, wide rows.
+CREATE TABLE wide (a int, b text, c numeric(10, 2) DEFAULT 1.50, d timestamptz DEFAULT '2020-01-01 00:00:00+00',
+                   e jsonb, f int[], PRIMARY KEY (b, a));
+INSERT INTO wide (a, b) VALUES (1, 'x'), (2, 'x'), (1, 'y');
+INSERT INTO wide VALUES (7, 'z', 3.14159, NULL, '{"a": [1, 2, {"b": null}]}', '{1,NULL,3}');
+SELECT a, b, c, e, f FROM wide ORDER BY b, a;
+SELECT a, b FROM wide WHERE b = 'x' ORDER BY a DESC;
+SELECT a, b FROM wide WHERE b = 'x' AND a > 1;
+SELECT a, b FROM wide WHERE (b, a) > ('x', 1) ORDER BY b, a;
+SELECT a, b FROM wide WHERE (b, a) <= ('y', 1) ORDER BY b DESC, a DESC;
+SELECT a, b FROM wide WHERE a = 1 ORDER BY b;
+INSERT INTO wide (a, b) VALUES (1, 'x');
+INSERT INTO wide (a, b) VALUES (1, NULL);
+UPDATE wide SET c = 0, e = '"s"', f = NULL WHERE a = 1;
+SELECT a, b, c, e, f FROM wide ORDER BY b, a;
+DROP TABLE wide;
+
+-- No key at all, and no columns.
+CREATE TABLE heapish (a int, b text);
+INSERT INTO heapish VALUES (2, 'b'), (1, 'a'), (2, 'b'), (NULL, NULL);
+SELECT * FROM heapish ORDER BY a, b;
+UPDATE heapish SET b = 'c' WHERE a = 2;
+DELETE FROM heapish WHERE a IS NULL;
+SELECT * FROM heapish ORDER BY a, b;
+DROP TABLE heapish;
+CREATE TABLE empty ();
+INSERT INTO empty DEFAULT VALUES;
+SELECT count(*) FROM empty;

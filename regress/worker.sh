@@ -1,0 +1,375 @@
+#!/usr/bin/env bash
+# The background worker: started on demand, gives way to DDL, ends with its database, is missed by nobody when it is killed.
+# Makes a cluster of its own (the extension is installed where PG_CONFIG says). Arguments: tests to run instead of all.
+set -euo pipefail
+cd "$(dirname "$0")"
+. ../scripts/cluster.sh
+
+dir=$(mktemp -d "${TMPDIR:-/tmp}/loosekv-worker.XXXXXX")
+load_pids=()
+cleanup() {
+    stop_load
+    cluster_stop "$dir" || true
+    rm -rf "$dir"
+}
+trap cleanup EXIT
+
+fail() {
+    echo "FAILED: $*" >&2
+    psql -X -c "SELECT pid, backend_type, state, wait_event, query FROM pg_stat_activity WHERE datname IS NOT NULL" >&2 || true
+    tail -n 30 "$dir/log" >&2
+    exit 1
+}
+
+sql() { # sql STATEMENT [DATABASE]
+    psql -X -At -v ON_ERROR_STOP=1 -c "$1" "${2:-$PGDATABASE}"
+}
+
+worker_pid() { # worker_pid [DATABASE]
+    sql "SELECT pid FROM pg_stat_activity WHERE backend_type = 'loosekv worker' AND datname = '${1:-$PGDATABASE}'" postgres
+}
+
+# Waits until the SQL condition holds: until SECONDS CONDITION [DATABASE]
+until_true() {
+    local deadline=$((SECONDS + $1))
+    while [ "$(sql "SELECT $2" "${3:-postgres}")" != t ]; do
+        [ "$SECONDS" -lt "$deadline" ] || fail "not within $1 s: $2"
+        sleep 0.05
+    done
+}
+
+worker_there="EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'loosekv worker' AND datname = '%s')"
+# shellcheck disable=SC2059
+expect_worker() { until_true 20 "$(printf "$worker_there" "${1:-postgres}")"; }
+# shellcheck disable=SC2059
+expect_no_worker() { until_true 20 "NOT $(printf "$worker_there" "${1:-postgres}")"; }
+
+# Runs the statement, which may take this many milliseconds: within MILLISECONDS STATEMENT [DATABASE]
+within() {
+    local begun ended
+    begun=$(date +%s%3N)
+    sql "$2" "${3:-postgres}" >/dev/null || fail "$2"
+    ended=$(date +%s%3N)
+    [ $((ended - begun)) -le "$1" ] || fail "$2 took $((ended - begun)) ms"
+    echo "         $2: $((ended - begun)) ms"
+}
+
+fill() { # fill TABLE FROM TO [DATABASE]
+    sql "INSERT INTO $1 SELECT i, repeat(md5(i::text), 8) FROM generate_series($2, $3) i" "${4:-postgres}" >/dev/null
+}
+
+start_load() { # start_load TABLE [DATABASE]: writers until stop_load
+    cat >"$dir/load.sql" <<SQL
+\set k random(1, 200000)
+INSERT INTO $1 VALUES (:k, repeat(md5(:k::text), 8)) ON CONFLICT (k) DO UPDATE SET v = excluded.v || 'x';
+SQL
+    pgbench -n -f "$dir/load.sql" -c 3 -T 600 "${2:-postgres}" >"$dir/load.out" 2>&1 &
+    load_pids+=($!)
+}
+
+stop_load() {
+    for pid in "${load_pids[@]}"; do kill "$pid" 2>/dev/null || true; wait "$pid" 2>/dev/null || true; done
+    load_pids=()
+}
+
+table() { # table NAME [DATABASE]
+    sql "DROP TABLE IF EXISTS $1; CREATE TABLE $1 (k int PRIMARY KEY, v text) USING loosekv" "${2:-postgres}" >/dev/null 2>&1
+}
+
+setting() { # setting NAME VALUE
+    sql "ALTER SYSTEM SET $1 = '$2'" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+}
+
+restart() {
+    as_postgres pg_ctl -D "$dir/data" -l "$dir/log" -m fast -w restart >/dev/null 2>&1 || fail "restart"
+}
+
+test_on_demand() {
+    expect_no_worker
+    table t
+    fill t 1 20000
+    expect_worker
+    until_true 20 "(SELECT state = 'idle' AND backend_xmin IS NULL AND xact_start IS NULL AND wait_event = 'Extension'
+                    FROM pg_stat_activity WHERE backend_type = 'loosekv worker')"
+    [ "$(sql "SELECT count(*), sum(length(v)) FROM t")" = "20000|5120000" ] || fail "rows are missing"
+}
+
+test_idle_exit() {
+    table t
+    fill t 1 5000
+    expect_worker
+    setting loosekv.worker_naptime 20
+    expect_no_worker
+    sql "ALTER SYSTEM RESET loosekv.worker_naptime" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+    fill t 5001 10000
+    expect_worker
+}
+
+test_terminate() {
+    table t
+    start_load t
+    for _ in 1 2 3 4 5; do
+        expect_worker
+        sql "SELECT pg_terminate_backend($(worker_pid | head -n 1))" >/dev/null || true
+        sleep 0.2
+    done
+    for _ in 1 2 3 4 5; do
+        expect_worker
+        sql "SELECT pg_cancel_backend($(worker_pid | head -n 1))" >/dev/null || true
+        sleep 0.1
+    done
+    expect_worker
+    stop_load
+    sql "SELECT count(*) = count(DISTINCT k) FROM t" | grep -qx t || fail "a key came twice"
+}
+
+test_long_merge() {
+    # Slow compression makes the merge long: DDL waits for a few pages of it, not for all.
+    local round statement begun
+    for round in 1 2; do
+        for statement in "ALTER TABLE t ADD COLUMN c$round int" "TRUNCATE t" "DROP TABLE t"; do
+            setting loosekv.workers 0
+            expect_no_worker
+            table t
+            fill t 1 60000
+            setting loosekv.compression zstd
+            setting loosekv.compression_level 19
+            setting loosekv.workers 4
+            begun=$SECONDS
+            fill t 100000 101000
+            until [ "$(sql "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'merging%' AND state = 'active'
+                            AND backend_type = 'loosekv worker'")" = 1 ]; do
+                [ $((SECONDS - begun)) -lt 20 ] || fail "no merge to be seen"
+            done
+            within 500 "$statement"
+            sql "ALTER SYSTEM RESET loosekv.compression" >/dev/null
+        done
+    done
+    sql "ALTER SYSTEM RESET loosekv.compression_level" >/dev/null
+    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+}
+
+test_ddl() {
+    table t
+    table other
+    fill t 1 200000
+    expect_worker
+    start_load other
+    # A merge of everything is under way, or flushes follow each other: none may hold these up.
+    for _ in 1 2 3; do
+        within 3000 "ALTER TABLE t ADD COLUMN c int"
+        within 3000 "ALTER TABLE t DROP COLUMN c"
+        fill t 1000000 1030000
+        within 3000 "TRUNCATE t"
+        fill t 1 60000
+    done
+    within 3000 "DROP TABLE t"
+    start_load other
+    within 3000 "ALTER TABLE other ADD COLUMN c int"
+    stop_load
+    within 3000 "DROP TABLE other"
+}
+
+test_drop_database() {
+    local round
+    for round in 1 2 3; do
+        sql "CREATE DATABASE d$round" >/dev/null
+        sql "CREATE EXTENSION loosekv" "d$round" >/dev/null
+        table t "d$round"
+        fill t 1 60000 "d$round"
+        expect_worker "d$round"
+        if [ "$round" = 1 ]; then within 5000 "CREATE DATABASE copy TEMPLATE d1"; fi
+        if [ "$round" = 2 ]; then within 5000 "ALTER DATABASE d2 RENAME TO d4"; within 5000 "ALTER DATABASE d4 RENAME TO d2"; fi
+        fill t 60001 100000 "d$round"
+        within 5000 "DROP DATABASE d$round"
+        expect_no_worker "d$round"
+    done
+    [ "$(sql "SELECT count(*) FROM t" copy)" = 60000 ] || fail "the copy is not whole"
+    within 5000 "DROP DATABASE copy"
+    # A database's owner need not be a superuser to drop it by force.
+    sql "CREATE ROLE owner LOGIN CREATEDB" >/dev/null
+    sql "CREATE DATABASE d OWNER owner" >/dev/null
+    sql "CREATE EXTENSION loosekv" d >/dev/null
+    table t d
+    fill t 1 60000 d
+    expect_worker d
+    PGUSER=owner within 5000 "DROP DATABASE d WITH (FORCE)"
+}
+
+test_without_worker() {
+    setting loosekv.workers 0
+    expect_no_worker
+    table t
+    fill t 1 60000
+    [ -z "$(worker_pid)" ] || fail "a worker was started"
+    [ "$(sql "SELECT count(*) FROM t")" = 60000 ] || fail "rows are missing"
+    # No process to be had: the same.
+    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
+    setting max_worker_processes 0
+    restart
+    fill t 60001 120000
+    [ -z "$(worker_pid)" ] || fail "a worker was started"
+    [ "$(sql "SELECT count(*) FROM t")" = 120000 ] || fail "rows are missing"
+    sql "ALTER SYSTEM RESET max_worker_processes" >/dev/null
+    restart
+    table t
+    fill t 1 60000
+    # One worker for two databases: the second one goes without while the first one's has work, and gets one in the end.
+    setting loosekv.workers 1
+    sql "CREATE DATABASE second" >/dev/null
+    sql "CREATE EXTENSION loosekv" second >/dev/null
+    table t second
+    fill t 60001 90000
+    expect_worker
+    fill t 1 60000 second
+    [ "$(sql "SELECT count(*) FROM t" second)" = 60000 ] || fail "rows are missing in the second database"
+    expect_no_worker
+    fill t 60001 70000 second
+    expect_worker second
+    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+    within 5000 "DROP DATABASE second"
+}
+
+test_many_tables() {
+    sql "DO \$\$ BEGIN FOR i IN 1..500 LOOP
+             EXECUTE format('CREATE TABLE many_%s (k int PRIMARY KEY, v text) USING loosekv', i); END LOOP; END \$\$" >/dev/null
+    for _ in 1 2; do
+        sql "DO \$\$ BEGIN FOR i IN 1..500 LOOP EXECUTE format('INSERT INTO many_%s
+                 SELECT g, repeat(md5(g::text), 4) FROM generate_series(1, 400) g
+                 ON CONFLICT (k) DO UPDATE SET v = excluded.v', i); END LOOP; END \$\$" >/dev/null
+    done
+    local total
+    total=$(sql "SELECT sum((xpath('/row/c/text()', query_to_xml('SELECT count(*) AS c FROM ' || relname, false, true, '')))[1]::text::int)
+                 FROM pg_class WHERE relname LIKE 'many\_%' AND relkind = 'r'")
+    [ "$total" = 200000 ] || fail "500 tables hold $total rows"
+    sql "DO \$\$ BEGIN FOR i IN 1..500 LOOP EXECUTE format('DROP TABLE many_%s', i);
+             IF i % 50 = 0 THEN COMMIT; END IF; END LOOP; END \$\$" >/dev/null
+}
+
+test_short_memory() {
+    # 600 tables whose memtables do not fit into memory all at once.
+    setting loosekv.shared_memory 16MB
+    restart
+    sql "DO \$\$ BEGIN FOR i IN 1..600 LOOP
+             EXECUTE format('CREATE TABLE short_%s (k int PRIMARY KEY, v text) USING loosekv', i); END LOOP; END \$\$" >/dev/null
+    for _ in 1 2; do
+        sql "DO \$\$ BEGIN FOR i IN 1..600 LOOP EXECUTE format('INSERT INTO short_%s AS t
+                 SELECT g, repeat(md5(g::text), 2) FROM generate_series(1, 400) g
+                 ON CONFLICT (k) DO UPDATE SET v = t.v || ''x''', i); COMMIT; END LOOP; END \$\$" >/dev/null
+    done
+    local total
+    total=$(sql "SELECT sum((xpath('/row/c/text()', query_to_xml('SELECT sum(length(v)) AS c FROM ' || relname, false, true, '')))[1]::text::int)
+                 FROM pg_class WHERE relname LIKE 'short\_%' AND relkind = 'r'")
+    [ "$total" = $((600 * 400 * 65)) ] || fail "600 tables hold $total bytes"
+    sql "DO \$\$ BEGIN FOR i IN 1..600 LOOP EXECUTE format('DROP TABLE short_%s', i);
+             IF i % 50 = 0 THEN COMMIT; END IF; END LOOP; END \$\$" >/dev/null
+    sql "ALTER SYSTEM RESET loosekv.shared_memory" >/dev/null
+    restart
+}
+
+test_idle_tail() {
+    local before
+    table t
+    fill t 1 300000
+    sql "SELECT loosekv.compact('t')" >/dev/null
+    sql "DELETE FROM t WHERE k > 1000" >/dev/null
+    sql "SELECT loosekv.compact('t')" >/dev/null
+    # What is left is written once more, to the front.
+    sql "UPDATE t SET v = v || 'x' WHERE k < 10" >/dev/null
+    sql "SELECT loosekv.compact('t')" >/dev/null
+    before=$(sql "SELECT pg_relation_size('t')")
+    expect_worker
+    until_true 40 "pg_relation_size('t') < $before / 2"
+    [ "$(sql "SELECT count(*) FROM t")" = 1000 ] || fail "rows are missing"
+    fill t 1000000 1030000
+    [ "$(sql "SELECT count(*) FROM t")" = 31001 ] || fail "rows are missing"
+}
+
+test_restart() {
+    table t
+    fill t 1 60000
+    restart
+    expect_no_worker
+    [ "$(sql "SELECT k FROM t WHERE k = 17")" = 17 ] || fail "a row is missing"
+    # Its index is built in the background, unasked.
+    expect_worker
+    [ "$(sql "SELECT count(*) FROM t")" = 60000 ] || fail "rows are missing"
+}
+
+test_kill() {
+    local round pid
+    table t
+    for round in 1 2 3; do
+        start_load t
+        expect_worker
+        sql "CREATE TABLE IF NOT EXISTS twin (k int PRIMARY KEY, v text) USING heap; TRUNCATE twin" >/dev/null 2>&1
+        sql "INSERT INTO twin SELECT k + 1000000, v FROM t" >/dev/null
+        sql "INSERT INTO t SELECT * FROM twin ON CONFLICT (k) DO UPDATE SET v = excluded.v" >/dev/null
+        sleep "0.$((RANDOM % 10))"
+        pid=$(worker_pid | head -n 1)
+        if [ -z "$pid" ]; then expect_worker; pid=$(worker_pid | head -n 1); fi
+        local starts deadline=$((SECONDS + 60))
+        starts=$(grep -c "database system is ready" "$dir/log")
+        kill -9 "$pid"
+        stop_load
+        until [ "$(grep -c "database system is ready" "$dir/log")" -gt "$starts" ]; do
+            [ "$SECONDS" -lt "$deadline" ] || fail "the server did not come back"
+            sleep 0.2
+        done
+        local lost
+        lost=$(sql "SELECT count(*) FROM (SELECT * FROM twin EXCEPT ALL SELECT * FROM t WHERE k > 1000000) d")
+        [ "$lost" = 0 ] || fail "round $round: $lost rows lost"
+        sql "SELECT count(*) = count(DISTINCT k) FROM t" | grep -qx t || fail "a key came twice"
+        fill t $((2000000 + round * 10000)) $((2000000 + round * 10000 + 9999))
+        expect_worker
+        sql "DELETE FROM t WHERE k > 1000000" >/dev/null
+    done
+}
+
+test_kinds_of_tables() {
+    sql "CREATE UNLOGGED TABLE unlogged (k int PRIMARY KEY, v text) USING loosekv" >/dev/null
+    fill unlogged 1 40000
+    expect_worker
+    [ "$(sql "SELECT count(*) FROM unlogged")" = 40000 ] || fail "rows are missing in the unlogged table"
+    sql "CREATE TEMP TABLE own (k int PRIMARY KEY, v text) USING loosekv;
+         INSERT INTO own SELECT i, repeat('x', 200) FROM generate_series(1, 40000) i;
+         SELECT count(*) FROM own" | grep -qx 40000 || fail "rows are missing in the temporary table"
+    # A table that nobody else can see yet.
+    sql "BEGIN; CREATE TABLE fresh (k int PRIMARY KEY, v text) USING loosekv;
+         INSERT INTO fresh SELECT i, repeat('x', 200) FROM generate_series(1, 40000) i;
+         SELECT pg_sleep(1); COMMIT" >/dev/null
+    [ "$(sql "SELECT count(*) FROM fresh")" = 40000 ] || fail "rows are missing in the fresh table"
+    within 3000 "DROP TABLE unlogged, fresh"
+}
+
+test_horizon() {
+    # The worker's transactions have no snapshot: VACUUM of other tables is not held up by a merge.
+    table t
+    fill t 1 200000
+    for _ in $(seq 40); do
+        local held
+        held=$(sql "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'loosekv worker' AND backend_xmin IS NOT NULL
+                    AND query LIKE 'merging%'")
+        [ "$held" = 0 ] || fail "a merge holds a snapshot"
+        sleep 0.02
+    done
+}
+
+all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon many_tables short_memory idle_tail restart kill)
+tests=("$@")
+[ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
+cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \
+    "max_locks_per_transaction = 256"
+sql "CREATE EXTENSION loosekv" >/dev/null
+for name in "${tests[@]}"; do
+    echo "test     $name"
+    "test_$name"
+    echo "ok       $name"
+done
+if grep -E "PANIC|assertion|own a lock|leak|could not (flush|merge|sweep|rebuild)" "$dir/log" >&2; then
+    fail "the server's log has more than it should"
+fi
