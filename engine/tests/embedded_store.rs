@@ -214,7 +214,7 @@ fn writers_and_readers_run_side_by_side() {
                         let snapshot = store.snapshot();
                         let count = |direction| {
                             let iter = snapshot.range(Bound::Unbounded, Bound::Unbounded, direction).unwrap();
-                            iter.pairs().inspect(|p| assert!(p.is_ok())).count()
+                            iter.pairs().inspect(|p| assert!(p.is_ok(), "{:?}", p.as_ref().err())).count()
                         };
                         assert_eq!(count(Direction::Forward), count(Direction::Backward));
                     }

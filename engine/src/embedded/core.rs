@@ -6,7 +6,7 @@ use super::health::lock;
 use super::host::EmbeddedHost;
 use super::metrics::{add, get, Level, Metrics, Statistics};
 use super::options::Options;
-use crate::error::{Error, Place, Result};
+use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::key_index::SweepCursor;
 use crate::tree::{Shared, Tree};
@@ -75,14 +75,7 @@ impl Core {
             return Ok(false);
         }
         let choose = |head: &Head| if sees(head) { Verdict::Take } else { Verdict::Skip };
-        let mut tries = 0;
-        let found = loop {
-            match self.tree()?.find(key, |head, _| choose(head), out) {
-                // The memtable was flushed, and its log removed, between the two looks: the row is in a run now.
-                Err(Error::Corrupt { place: Place::Log { .. }, .. }) if tries < 3 => tries += 1,
-                other => break other?,
-            }
-        };
+        let found = self.tree()?.find(key, |head, _| choose(head), out)?;
         Ok(found.taken && !out.head.flags.is_tombstone())
     }
 
@@ -144,8 +137,7 @@ impl Core {
     fn measure(&self) -> Result<()> {
         let runs = self.tree()?.manifest().runs.iter().filter(|r| r.level == 0).count();
         let frozen = self.host.log.extent().0.saturating_sub(1);
-        // Readers without a ticket that still want a forgotten segment look again, see `find`.
-        self.host.log.release(self.host.sequences.tickets().1);
+        self.host.log.release(self.tree()?.shared().oldest_log_in_use());
         self.host.pace.set(u32::try_from(frozen).unwrap_or(u32::MAX), u32::try_from(runs).unwrap_or(u32::MAX));
         Ok(())
     }

@@ -180,8 +180,7 @@ impl Host for EmbeddedHost {
     }
 
     fn forget_log(&self, upto: L0Id) -> Result<()> {
-        // Who iterates has a ticket below the next one, and may still have the memtable pinned.
-        self.log.forget(upto, self.sequences.tickets().0)
+        self.log.forget(upto)
     }
 
     fn horizon(&self) -> SequenceHorizon {

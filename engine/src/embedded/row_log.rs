@@ -42,9 +42,8 @@ pub type Show<'a> = dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()> + 'a;
 struct Segments {
     /// Ascending generations.
     live: Vec<Arc<Segment>>,
-    /// Forgotten and removed, but readers that began before may still look into them. With each the ticket of the first
-    /// reader to come after the forgetting.
-    retired: Vec<(u64, Arc<Segment>)>,
+    /// Forgotten and removed, but readers that have their memtable pinned may still look into them.
+    retired: Vec<Arc<Segment>>,
 }
 
 #[derive(Debug, Default)]
@@ -125,8 +124,7 @@ impl RowLog {
 
     fn segment(&self, generation: L0Id) -> Option<Arc<Segment>> {
         let segments = self.segments();
-        let retired = segments.retired.iter().map(|(_, s)| s);
-        segments.live.iter().rev().chain(retired).find(|s| s.generation == generation).cloned()
+        segments.live.iter().rev().chain(&segments.retired).find(|s| s.generation == generation).cloned()
     }
 
     pub fn row(&self, generation: L0Id, addr: LogAddr) -> Result<LogRow> {
@@ -268,18 +266,22 @@ impl RowLog {
         self.sync()
     }
 
-    /// The generations up to this one are in runs: their files go. Readers whose ticket is below `ticket` may still look
-    /// into them, until [`RowLog::release`].
-    pub fn forget(&self, upto: L0Id, ticket: u64) -> Result<()> {
-        let gone: Vec<Arc<Segment>> = self.change().live.extract_if(.., |s| s.generation <= upto).collect();
+    /// The generations up to this one are in runs: their files go. Readers may still look into them, until
+    /// [`RowLog::release`].
+    pub fn forget(&self, upto: L0Id) -> Result<()> {
+        let gone = {
+            let mut segments = self.change();
+            let gone: Vec<_> = segments.live.extract_if(.., |s| s.generation <= upto).collect();
+            segments.retired.extend_from_slice(&gone);
+            gone
+        };
         lock(&self.tail).dirty.retain(|s| s.generation > upto);
-        self.change().retired.extend(gone.iter().map(|s| (ticket, Arc::clone(s))));
         gone.iter().try_for_each(|s| self.remove(s.generation))
     }
 
-    /// No reader with a ticket below `oldest` is left.
-    pub fn release(&self, oldest: u64) {
-        let gone: Vec<_> = self.change().retired.extract_if(.., |(ticket, _)| *ticket <= oldest).collect();
+    /// No reader has the memtable of a generation below `oldest` pinned any more.
+    pub fn release(&self, oldest: L0Id) {
+        let gone: Vec<_> = self.change().retired.extract_if(.., |s| s.generation < oldest).collect();
         // Unmapping takes its time, and no lock is held here.
         drop(gone);
     }
@@ -554,9 +556,11 @@ mod tests {
             check(&again);
             append(&again, 3, &[b"more"]).unwrap();
             append(&again, 7, &[b"more"]).unwrap();
-            again.forget(L0Id(2), 5).unwrap();
+            again.forget(L0Id(2)).unwrap();
             assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_ok());
-            again.release(5);
+            again.release(L0Id(1));
+            assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_ok());
+            again.release(L0Id(2));
             assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_err());
             assert_eq!(replay(&self::log(&fs, &dir), 2).unwrap().len(), 202);
         }
@@ -591,7 +595,7 @@ mod tests {
                             let before = written.len();
                             written.retain(|(g, ..)| *g > flushed);
                             synced = synced.saturating_sub(before - written.len());
-                            log.forget(L0Id(flushed), 0).unwrap();
+                            log.forget(L0Id(flushed)).unwrap();
                         }
                         _ => {
                             let record = vec![random.bits() as u8; random.below(900) as usize];

@@ -42,13 +42,6 @@ impl Sequences {
         Hold::new(self, &mut held, sequence)
     }
 
-    /// Ticket of the next reader, and the oldest ticket that is held (that next one, if none is).
-    pub fn tickets(&self) -> (u64, u64) {
-        let held = lock(&self.held);
-        let oldest = held.tickets.first_key_value().map_or(held.next_ticket, |(ticket, _)| *ticket);
-        (held.next_ticket, oldest)
-    }
-
     /// How many snapshots are held, and the oldest's number.
     pub fn held(&self) -> (usize, Option<u64>) {
         let held = lock(&self.held);
@@ -141,12 +134,10 @@ mod tests {
         let again = first.again();
         drop(first);
         assert_eq!(sequences.horizon().oldest(), Writer(11));
-        assert_eq!(sequences.tickets(), (3, 1));
         drop(again);
         assert_eq!(sequences.horizon().oldest(), Writer(21));
         drop(second);
         assert_eq!(sequences.horizon().oldest(), Writer(31));
         assert_eq!(sequences.held(), (0, None));
-        assert_eq!(sequences.tickets(), (3, 3));
     }
 }

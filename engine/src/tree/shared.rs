@@ -260,6 +260,15 @@ impl<H: Host> Shared<H> {
         unnamed
     }
 
+    /// The oldest generation whose memtable a superversion names that is pinned, or may yet be: the log of those before it
+    /// is read by nobody any more.
+    pub fn oldest_log_in_use(&self) -> L0Id {
+        let versions = self.versions.lock();
+        let current = self.current.pin::<H>();
+        let pinned = versions.retired.iter().filter(|v| v.is_pinned()).map(|v| v.oldest_generation());
+        pinned.fold(current.oldest_generation(), L0Id::min)
+    }
+
     /// Free pages at the end of the page store, and all pages.
     pub fn tail(&self) -> (u32, u32) {
         let ledger = self.ledger.lock();

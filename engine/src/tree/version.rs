@@ -77,6 +77,10 @@ impl SuperVersion {
         std::iter::once(&self.active).chain(&self.frozen)
     }
 
+    pub fn oldest_generation(&self) -> L0Id {
+        self.frozen.last().unwrap_or(&self.active).table.generation()
+    }
+
     /// Place in `runs` (newest first) of the run that holds `l0`.
     pub fn run_of(&self, l0: L0Id) -> Option<usize> {
         self.map.run_of(l0).map(|oldest_first| self.runs.len() - 1 - oldest_first)
