@@ -27,6 +27,10 @@ struct Source<'a>(&'a [PageBuf]);
 
 impl<'a> PageSource for Source<'a> {
     type Page = &'a PageBuf;
+    type Held = &'a PageBuf;
+    fn hold(&self, page: &'a PageBuf, _spare: Option<&'a PageBuf>) -> &'a PageBuf {
+        page
+    }
     fn page(&self, no: PageNo) -> Result<&'a PageBuf> {
         self.0.get(no.0 as usize).ok_or_else(|| Error::structure("past the end"))
     }

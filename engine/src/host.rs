@@ -16,6 +16,8 @@ pub trait Host: Sized + 'static {
     type Latch: RawLatch;
     /// A pinned page; dropping it releases the pin.
     type Page: Deref<Target = PageBuf>;
+    /// A page that a scan keeps between its calls, for as long as it has the superversion pinned that names the page.
+    type Held: Deref<Target = PageBuf>;
     /// A pinned log record; dropping it releases the pin.
     type LogRow: Deref<Target = [u8]>;
     /// What the host keeps in shared memory for a table's row log (its tails).
@@ -30,6 +32,10 @@ pub trait Host: Sized + 'static {
 
     /// Reads a page; fails when its checksum is wrong or the page is past the end. The caller checks kind and extent.
     fn read_page(&self, page: PageNo) -> Result<Self::Page>;
+    /// Makes a page one that may be kept; `spare` is one that is kept no longer. (Where pins must not outlive a call: a copy.)
+    fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
+    /// This page will be read soon.
+    fn prefetch(&self, _page: PageNo) {}
     /// Writes new pages of an extent, side by side from `start`. They are durable, at the latest, before the next flip is.
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()>;
     /// Makes the page store at least `pages` long. Fails, with nothing changed, when there is no room.

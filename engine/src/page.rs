@@ -121,6 +121,20 @@ impl PageBuf {
             .ok_or_else(|| Error::page(page, USED_AT, format!("contents end at {}", self.used())))
     }
 
+    /// The contents of a page whose head has been checked.
+    #[inline]
+    pub fn contents(&self) -> &[u8] {
+        self.0.get(CONTENT..self.used()).unwrap_or_default()
+    }
+
+    /// A copy, in `spare` if there is one.
+    pub fn copy(&self, spare: Option<Box<PageBuf>>) -> Box<PageBuf> {
+        let mut copy = spare.unwrap_or_else(PageBuf::boxed);
+        let used = self.used().min(PAGE_SIZE);
+        copy.0[..used].copy_from_slice(&self.0[..used]);
+        copy
+    }
+
     /// Fills the page with `contents` (at most [`CAPACITY`] bytes).
     pub fn fill(&mut self, contents: &[u8]) -> Result<()> {
         let end = CONTENT + contents.len();

@@ -121,6 +121,7 @@ impl EmbeddedHost {
 impl Host for EmbeddedHost {
     type Latch = ThreadLatch;
     type Page = Page;
+    type Held = Page;
     type LogRow = LogRow;
     type LogState = ();
     type Horizon = SequenceHorizon;
@@ -131,6 +132,10 @@ impl Host for EmbeddedHost {
 
     fn read_page(&self, page: PageNo) -> Result<Page> {
         self.pages.read(page)
+    }
+
+    fn hold_page(&self, page: Page, _spare: Option<Page>) -> Page {
+        page
     }
 
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {

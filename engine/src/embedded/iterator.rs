@@ -5,14 +5,13 @@ use super::host::EmbeddedHost;
 use super::sequence::Hold;
 use crate::error::Result;
 use crate::tree::{Cursor, Direction};
-use crate::types::{Head, RowBuf, Verdict};
+use crate::types::{Head, Verdict};
 use std::ops::Bound;
 use std::sync::Arc;
 
 /// Begins at the end of the range that its first step comes from. Each step copies one row; between steps it holds no page.
 pub struct Iter {
     cursor: Cursor<EmbeddedHost>,
-    row: RowBuf,
     direction: Direction,
     /// It has neither moved nor sought.
     fresh: bool,
@@ -34,7 +33,7 @@ impl Iter {
     ) -> Result<Iter> {
         let cursor = core.tree()?.scan(lower, upper, direction)?;
         let (lower, upper) = (lower.map(<[u8]>::to_vec), upper.map(<[u8]>::to_vec));
-        Ok(Iter { cursor, row: RowBuf::default(), direction, fresh: true, lower, upper, hold, core: Arc::clone(core) })
+        Ok(Iter { cursor, direction, fresh: true, lower, upper, hold, core: Arc::clone(core) })
     }
 
     /// Goes to the next larger key within the bounds. False: there is none.
@@ -58,7 +57,7 @@ impl Iter {
         let tree = self.core.tree()?;
         let sequence = self.hold.sequence;
         let choose = |head: &Head| if head.writer.0 <= sequence { Verdict::Take } else { Verdict::Skip };
-        self.cursor.next(tree, |head, _| choose(head), &mut self.row)
+        self.cursor.next_in_place(tree, |head, _| choose(head))
     }
 
     /// Goes on from `key`: the next step finds it, if it is there.
@@ -76,13 +75,14 @@ impl Iter {
         Ok(())
     }
 
-    /// Where the last step that found a key stands.
+    /// The key that the last step found.
     pub fn key(&self) -> &[u8] {
-        &self.row.key
+        self.cursor.row().key
     }
 
+    /// The value that the last step found.
     pub fn value(&self) -> &[u8] {
-        &self.row.body
+        self.cursor.row().body
     }
 
     /// The remaining pairs, in the iterator's direction.

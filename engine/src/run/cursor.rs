@@ -1,7 +1,7 @@
 //! A position in a run, among its row versions, that moves both ways.
 //!
-//! The cursor owns a copy of the contents of its data page (decompressed, if need be) and of the lowest fence page on the way
-//! to it: it holds no page between calls. It names no run either, the caller gives it at each call and it has to be the same one. A seek
+//! The cursor keeps its data page (what it decompresses to, if need be) and the lowest fence page on the way to it, in the way
+//! in which its page source lets pages be kept between calls. It names no run, the caller gives it at each call and it has to be the same one. A seek
 //! looks at the page it is on first, then at the fence page it came by, and only then goes down from the root: so a guided
 //! scan that always asks for a key close by reads each page once.
 
@@ -10,24 +10,46 @@ use super::fence::Fence;
 use super::reader::check_level;
 use super::{pack, PageSource, Run};
 use crate::error::{Error, Result};
-use crate::page::PageKind;
+use crate::page::{PageBuf, PageKind};
 use crate::types::{Head, RowRef};
+use std::ops::Deref;
 
-#[derive(Default)]
-pub struct RunCursor {
+pub struct RunCursor<P> {
     /// Pages read by this cursor, ever.
     pub pages_read: u64,
     page: Option<Loaded>,
-    image: Vec<u8>,
+    held: Option<P>,
+    /// The rows of a compressed page.
+    unpacked: Vec<u8>,
     /// Row on the page; meaningful while `valid`.
     slot: usize,
     valid: bool,
     key: Vec<u8>,
     head: Head,
     body: (usize, usize),
-    fence: Option<Fence>,
-    fence_contents: Vec<u8>,
+    fence: Option<(Fence, P)>,
+    /// How often it went down from the root. The first time the fence page is not kept: there may be no other.
+    descents: u32,
     ahead: Ahead,
+}
+
+impl<P> Default for RunCursor<P> {
+    fn default() -> RunCursor<P> {
+        RunCursor {
+            pages_read: 0,
+            page: None,
+            held: None,
+            unpacked: Vec::new(),
+            slot: 0,
+            valid: false,
+            key: Vec::new(),
+            head: Head::default(),
+            body: (0, 0),
+            fence: None,
+            descents: 0,
+            ahead: Ahead::default(),
+        }
+    }
 }
 
 /// Reading ahead: pages that were entered from their neighbour in a row, and those that were asked for beforehand.
@@ -47,14 +69,15 @@ const MAX_AHEAD: u32 = 16;
 struct Loaded {
     index: u32,
     layout: Layout,
+    compressed: bool,
     /// The first key on the page began on the page before.
     continues: bool,
     /// The last key on the page goes on on the next.
     continued: bool,
 }
 
-impl RunCursor {
-    pub fn new() -> RunCursor {
+impl<P: Deref<Target = PageBuf>> RunCursor<P> {
+    pub fn new() -> RunCursor<P> {
         RunCursor::default()
     }
 
@@ -67,7 +90,7 @@ impl RunCursor {
     #[inline]
     pub fn row(&self) -> RowRef<'_> {
         debug_assert!(self.valid);
-        RowRef { key: &self.key, head: self.head, body: self.image.get(self.body.0..self.body.1).unwrap_or_default() }
+        RowRef { key: &self.key, head: self.head, body: self.image().get(self.body.0..self.body.1).unwrap_or_default() }
     }
 
     #[inline]
@@ -84,7 +107,7 @@ impl RunCursor {
     }
 
     /// To the first version of the run. False: there is none; so with all moves.
-    pub fn first<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    pub fn first<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         if run.shape.rows == 0 {
             return self.leave();
         }
@@ -94,7 +117,7 @@ impl RunCursor {
     }
 
     /// To the newest version of the last key.
-    pub fn last<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    pub fn last<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         let Some(index) = run.shape.data_pages.checked_sub(1) else { return self.leave() };
         self.ahead = Ahead::default();
         self.load(run, source, index)?;
@@ -103,7 +126,7 @@ impl RunCursor {
     }
 
     /// To the newest version of the first key not below `key`.
-    pub fn seek<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
+    pub fn seek<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
         if run.shape.rows == 0 {
             return self.leave();
         }
@@ -115,17 +138,39 @@ impl RunCursor {
         self.next_page(run, source, page.index)
     }
 
+    /// As `seek`, for one who walks over the keys in order and so finds `key` next to where the cursor is, mostly.
+    pub fn seek_near<S: PageSource<Held = P>>(
+        &mut self,
+        run: &Run<'_>,
+        source: &S,
+        key: &[u8],
+        forward: bool,
+    ) -> Result<bool> {
+        if self.valid {
+            let page = self.loaded()?;
+            let next = if forward { self.slot + 1 } else { self.slot.wrapping_sub(1) };
+            if next < page.layout.rows() && page.layout.within_prefix(self.image(), key).is_ok_and(|wanted| {
+                page.layout.suffix(self.image(), next).is_ok_and(|suffix| suffix == wanted)
+                    && self.suffix_of_key(&page) != wanted
+            }) {
+                self.stand(next)?;
+                return if forward { Ok(true) } else { self.back_to_newest(run, source) };
+            }
+        }
+        self.seek(run, source, key)
+    }
+
     /// To the newest version of the last key not above `key`.
-    pub fn seek_for_prev<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
+    pub fn seek_for_prev<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
         self.seek_back(run, source, key, true)
     }
 
     /// To the newest version of the last key below `key`.
-    pub fn seek_last_before<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
+    pub fn seek_last_before<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<bool> {
         self.seek_back(run, source, key, false)
     }
 
-    fn seek_back<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8], included: bool) -> Result<bool> {
+    fn seek_back<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8], included: bool) -> Result<bool> {
         if run.shape.rows == 0 {
             return self.leave();
         }
@@ -147,7 +192,7 @@ impl RunCursor {
 
     /// To the next version: an older one of the same key, or the newest of the next key.
     #[inline]
-    pub fn next<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    pub fn next<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         if !self.valid {
             return Ok(false);
         }
@@ -159,13 +204,13 @@ impl RunCursor {
     }
 
     /// To the next older version of the same key. False: there is none, and the cursor has not moved.
-    pub fn older<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    pub fn older<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         if !self.valid {
             return Ok(false);
         }
         let page = self.loaded()?;
         if self.slot + 1 < page.layout.rows() {
-            let same = page.layout.suffix(&self.image, self.slot + 1)? == self.suffix_of_key(&page);
+            let same = page.layout.is_same_key(self.image(), self.slot, self.slot + 1)?;
             return if same { self.stand(self.slot + 1) } else { Ok(false) };
         }
         if !page.continued {
@@ -175,7 +220,7 @@ impl RunCursor {
     }
 
     /// To the version before: a newer one of the same key, or the oldest of the key before.
-    pub fn prev<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    pub fn prev<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         if !self.valid {
             return Ok(false);
         }
@@ -188,13 +233,13 @@ impl RunCursor {
 
     /// To the newest version of the next key.
     #[inline]
-    pub fn next_key<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    pub fn next_key<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         while self.valid {
             let page = self.loaded()?;
             let mut slot = self.slot;
             while slot + 1 < page.layout.rows() {
                 slot += 1;
-                if page.layout.suffix(&self.image, slot)? != self.suffix_of_key(&page) {
+                if !page.layout.is_same_key(self.image(), slot - 1, slot)? {
                     return self.stand(slot);
                 }
             }
@@ -206,7 +251,7 @@ impl RunCursor {
     }
 
     /// To the newest version of the key before.
-    pub fn prev_key<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    pub fn prev_key<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         if !self.back_to_newest(run, source)? || !self.prev(run, source)? {
             return Ok(false);
         }
@@ -214,11 +259,11 @@ impl RunCursor {
     }
 
     /// To the newest version of the key at the cursor.
-    fn back_to_newest<S: PageSource>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+    fn back_to_newest<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         while self.valid {
             let page = self.loaded()?;
             let mut slot = self.slot;
-            while slot > 0 && page.layout.suffix(&self.image, slot - 1)? == self.suffix_of_key(&page) {
+            while slot > 0 && page.layout.is_same_key(self.image(), slot - 1, slot)? {
                 slot -= 1;
             }
             if slot != self.slot {
@@ -234,7 +279,16 @@ impl RunCursor {
 
     #[inline]
     fn suffix_of_key(&self, page: &Loaded) -> &[u8] {
-        self.key.get(page.layout.prefix(&self.image).len()..).unwrap_or_default()
+        self.key.get(page.layout.prefix(self.image()).len()..).unwrap_or_default()
+    }
+
+    /// The rows of the page at hand.
+    #[inline]
+    fn image(&self) -> &[u8] {
+        match (&self.page, &self.held) {
+            (Some(page), Some(held)) if !page.compressed => held.contents(),
+            _ => &self.unpacked,
+        }
     }
 
     fn loaded(&self) -> Result<Loaded> {
@@ -246,7 +300,7 @@ impl RunCursor {
         Ok(false)
     }
 
-    fn next_page<S: PageSource>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
+    fn next_page<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
         let next = index.saturating_add(1);
         if next >= run.shape.data_pages {
             return self.leave();
@@ -256,7 +310,7 @@ impl RunCursor {
         self.stand(0)
     }
 
-    fn prev_page<S: PageSource>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
+    fn prev_page<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
         let Some(before) = index.checked_sub(1) else { return self.leave() };
         self.load(run, source, before)?;
         self.read_ahead(run, source, before, true)?;
@@ -264,7 +318,7 @@ impl RunCursor {
     }
 
     /// Asks for pages beyond `entered`, the more the longer the walk has gone on this way.
-    fn read_ahead<S: PageSource>(&mut self, run: &Run<'_>, source: &S, entered: u32, backward: bool) -> Result<()> {
+    fn read_ahead<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, entered: u32, backward: bool) -> Result<()> {
         let mut ahead = self.ahead;
         if ahead.streak == 0 || ahead.backward != backward {
             ahead = Ahead { backward, streak: 0, until: entered };
@@ -298,11 +352,15 @@ impl RunCursor {
     fn stand(&mut self, slot: usize) -> Result<bool> {
         let Some(page) = &self.page else { return Err(Error::structure("a run's cursor has no page")) };
         self.valid = false;
-        let (suffix, head, body) = page.layout.row(&self.image, slot)?;
-        self.key.truncate(page.layout.prefix(&self.image).len());
+        let image = match &self.held {
+            Some(held) if !page.compressed => held.contents(),
+            _ => &self.unpacked,
+        };
+        let (suffix, head, body) = page.layout.row(image, slot)?;
+        self.key.truncate(page.layout.prefix(image).len());
         self.key.extend_from_slice(suffix);
         self.head = head;
-        let start = body.as_ptr() as usize - self.image.as_ptr() as usize;
+        let start = body.as_ptr() as usize - image.as_ptr() as usize;
         self.body = (start, start + body.len());
         self.slot = slot;
         self.valid = true;
@@ -310,7 +368,7 @@ impl RunCursor {
     }
 
     /// Copies a data page, unless it is at hand.
-    fn load<S: PageSource>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<()> {
+    fn load<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<()> {
         if self.page.is_some_and(|page| page.index == index) {
             return Ok(());
         }
@@ -319,27 +377,27 @@ impl RunCursor {
         let (page, no, seq) = run.read(source, index)?;
         self.pages_read += 1;
         let contents = page.expect(no, PageKind::Data, seq)?;
-        if page.flags() & COMPRESSED == 0 {
-            self.image.clear();
-            self.image.extend_from_slice(contents);
-        } else if pack::decompress(contents, &mut self.image).is_none() {
+        let flags = page.flags();
+        let compressed = flags & COMPRESSED != 0;
+        if compressed && pack::decompress(contents, &mut self.unpacked).is_none() {
             return Err(Error::page(no, crate::page::CONTENT, "compressed rows cannot be read"));
         }
-        let layout = Layout::parse(no, &self.image)?;
+        let image = if compressed { &self.unpacked } else { contents };
+        let layout = Layout::parse(no, image)?;
         self.key.clear();
-        self.key.extend_from_slice(layout.prefix(&self.image));
-        self.page = Some(Loaded {
-            index,
-            layout,
-            continues: page.flags() & CONTINUES != 0,
-            continued: page.flags() & CONTINUED != 0,
-        });
+        self.key.extend_from_slice(layout.prefix(image));
+        if !compressed {
+            let spare = self.held.take();
+            self.held = Some(source.hold(page, spare));
+        }
+        let (continues, continued) = (flags & CONTINUES != 0, flags & CONTINUED != 0);
+        self.page = Some(Loaded { index, layout, compressed, continues, continued });
         Ok(())
     }
 
     /// Loads the page where the first version not below `key` is, or would be; returns its slot there (the number of rows, when it is
     /// the first of the next page).
-    fn lower_bound<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<usize> {
+    fn lower_bound<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<usize> {
         self.valid = false;
         if let Some(slot) = self.on_this_page(run, key)? {
             return Ok(slot);
@@ -355,17 +413,17 @@ impl RunCursor {
         } else if from != Some(index) {
             self.ahead = Ahead::default();
         }
-        self.loaded()?.layout.search(&self.image, key)
+        self.loaded()?.layout.search(self.image(), key)
     }
 
     /// The slot of the lower bound, if the page at hand surely has it.
     fn on_this_page(&self, run: &Run<'_>, key: &[u8]) -> Result<Option<usize>> {
         let Some(page) = self.page else { return Ok(None) };
-        let slot = page.layout.search(&self.image, key)?;
+        let slot = page.layout.search(self.image(), key)?;
         let rows = page.layout.rows();
         let surely = if slot == 0 {
-            let first = page.layout.suffix(&self.image, 0)?;
-            page.index == 0 || (!page.continues && page.layout.within_prefix(&self.image, key) == Ok(first))
+            let first = page.layout.suffix(self.image(), 0)?;
+            page.index == 0 || (!page.continues && page.layout.within_prefix(self.image(), key) == Ok(first))
         } else {
             slot < rows || page.index + 1 == run.shape.data_pages
         };
@@ -374,8 +432,8 @@ impl RunCursor {
 
     /// The data page, if the fence page at hand surely knows it.
     fn by_known_fence(&self, run: &Run<'_>, key: &[u8]) -> Result<Option<u32>> {
-        let Some(fence) = self.fence else { return Ok(None) };
-        let child = fence.search(&self.fence_contents, key)?;
+        let Some((fence, page)) = &self.fence else { return Ok(None) };
+        let child = fence.search(page.contents(), key)?;
         if run.shape.fence_levels > 1 && (child == 0 || child + 1 == fence.children) {
             return Ok(None);
         }
@@ -384,7 +442,7 @@ impl RunCursor {
     }
 
     /// Goes down from the root; keeps a copy of the lowest fence page.
-    fn descend<S: PageSource>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<u32> {
+    fn descend<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<u32> {
         let Some(top) = run.shape.fence_pages.checked_sub(1) else { return Ok(0) };
         let (mut index, mut level) = (top, None);
         loop {
@@ -396,9 +454,11 @@ impl RunCursor {
             let child = fence.first_child.saturating_add(fence.search(contents, key)? as u32);
             if fence.level == 0 {
                 let child = run.data_index(no, child)?;
-                self.fence_contents.clear();
-                self.fence_contents.extend_from_slice(contents);
-                self.fence = Some(fence);
+                self.descents = self.descents.saturating_add(1);
+                if self.descents > 1 {
+                    let spare = self.fence.take().map(|(_, page)| page);
+                    self.fence = Some((fence, source.hold(page, spare)));
+                }
                 return Ok(child);
             }
             (index, level) = (child, Some(fence.level));

@@ -171,6 +171,18 @@ impl Layout {
         self.parts(image, i).map(|(suffix, _)| suffix).ok_or_else(|| self.malformed(i))
     }
 
+    /// Whether rows `i` and `j` are versions of one key.
+    #[inline]
+    pub fn is_same_key(&self, image: &[u8], i: usize, j: usize) -> Result<bool> {
+        if self.numbers_at > HEADER {
+            let head = |i: usize| image.get(HEADER + HEAD * i..HEADER + HEAD * (i + 1));
+            if head(i) != head(j) {
+                return Ok(false);
+            }
+        }
+        Ok(self.suffix(image, i)? == self.suffix(image, j)?)
+    }
+
     /// Key suffix, head and body of row `i`.
     #[inline]
     pub fn row<'a>(&self, image: &'a [u8], i: usize) -> Result<(&'a [u8], Head, &'a [u8])> {

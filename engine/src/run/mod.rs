@@ -41,15 +41,23 @@ use std::ops::Deref;
 /// Where a run is read from.
 pub trait PageSource {
     type Page: Deref<Target = PageBuf>;
+    /// A page that a cursor keeps between calls.
+    type Held: Deref<Target = PageBuf>;
     fn page(&self, no: PageNo) -> Result<Self::Page>;
+    /// Makes a page one that may be kept; `spare` is one that is kept no longer.
+    fn hold(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
     /// This page will be read soon.
     fn prefetch(&self, _no: PageNo) {}
 }
 
 impl<S: PageSource> PageSource for &S {
     type Page = S::Page;
+    type Held = S::Held;
     fn page(&self, no: PageNo) -> Result<Self::Page> {
         (**self).page(no)
+    }
+    fn hold(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held {
+        (**self).hold(page, spare)
     }
     fn prefetch(&self, no: PageNo) {
         (**self).prefetch(no);

@@ -50,12 +50,17 @@ impl PageSink for Pages {
 
 impl PageSource for Pages {
     type Page = Box<PageBuf>;
+    type Held = Box<PageBuf>;
 
     fn page(&self, no: PageNo) -> Result<Box<PageBuf>> {
         self.reads.set(self.reads.get() + 1);
         let (extent, within) = (no.0 / (EXTENT + GAP), no.0 % (EXTENT + GAP));
         let page = self.pages.get((extent * EXTENT + within) as usize).filter(|_| within < EXTENT);
         page.map(|page| Box::new(page.clone())).ok_or_else(|| Error::structure("past the end"))
+    }
+
+    fn hold(&self, page: Box<PageBuf>, spare: Option<Box<PageBuf>>) -> Box<PageBuf> {
+        page.copy(spare)
     }
 
     fn prefetch(&self, no: PageNo) {

@@ -114,10 +114,8 @@ impl<H: Host> Tree<'_, H> {
         let mut horizon = self.host.horizon();
         let mut sources = Sources::new(view, false, at..at + 1, Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
-        let (mut key, mut rows) = (Vec::new(), 0);
-        while let Some(next) = sources.key() {
-            key.clear();
-            key.extend_from_slice(next);
+        let mut rows = 0;
+        while sources.key(view).is_some() {
             loop {
                 if sources.with_head(view, |head, _| horizon.fate(head)) == Some(Fate::Aborted) {
                     return Ok(true);
@@ -126,7 +124,7 @@ impl<H: Host> Tree<'_, H> {
                 if rows % ROWS_A_PIECE == 0 {
                     self.host.merging(self)?;
                 }
-                if !sources.older(self, view, &key)? {
+                if !sources.older(self, view)? {
                     break;
                 }
             }
@@ -224,7 +222,7 @@ impl<H: Host> Tree<'_, H> {
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();
         let (mut row, mut key, mut rows) = (RowBuf::default(), Vec::new(), 0);
-        while let Some(next) = sources.key() {
+        while let Some(next) = sources.key(view) {
             key.clear();
             key.extend_from_slice(next);
             retention.next_key();
@@ -251,7 +249,7 @@ impl<H: Host> Tree<'_, H> {
                 if rows % ROWS_A_PIECE == 0 {
                     self.host.merging(self)?;
                 }
-                if !sources.older(self, view, &key)? {
+                if !sources.older(self, view)? {
                     break;
                 }
             }

@@ -19,8 +19,9 @@ use crate::run::{Run, RunCursor};
 use crate::tree::read::Pages;
 use crate::tree::sources::Sources;
 use crate::tree::version::SuperVersion;
+use crate::tree::scan::Standing;
 use crate::tree::{Direction, Hint, Tree};
-use crate::types::{Head, RowBuf, Verdict};
+use crate::types::{Head, RowBuf, RowRef, Verdict};
 use std::cmp::Ordering;
 use std::ops::Bound;
 
@@ -28,10 +29,10 @@ use std::ops::Bound;
 const FIRST_CHUNK: usize = if cfg!(test) { 4 } else { 32 };
 const CHUNK: usize = if cfg!(test) { 16 } else { 128 };
 
-pub(super) struct Guide {
-    memtables: Sources,
+pub(super) struct Guide<H: Host> {
+    memtables: Sources<H>,
     /// One for each run, made when it is first looked into.
-    cursors: Vec<Option<Box<RunCursor>>>,
+    cursors: Vec<Option<Box<RunCursor<H::Held>>>>,
     chunk: KeyChunk,
     at: usize,
     /// Where the next chunk begins; `None`: the index has no more.
@@ -42,21 +43,21 @@ pub(super) struct Guide {
 
 /// What a step of the scan came upon.
 pub(super) enum Step {
-    /// A key, and whether a version of it was taken.
-    Key(bool),
+    /// A key, and where the version of it stands that was taken.
+    Key(Standing),
     /// No more within the bounds.
     End,
     /// Entries have left the index since the scan began: it has to go on by merging.
     Lost,
 }
 
-impl Guide {
-    pub fn begin<H: Host>(
+impl<H: Host> Guide<H> {
+    pub fn begin(
         tree: &Tree<'_, H>,
         view: &SuperVersion,
         from: Bound<&[u8]>,
         direction: Direction,
-    ) -> Result<Option<Guide>> {
+    ) -> Result<Option<Guide<H>>> {
         let mut memtables = Sources::new(view, true, 0..0, direction);
         memtables.seek(tree, view, from, direction)?;
         let cursors = (0..view.runs.len()).map(|_| None).collect();
@@ -66,19 +67,27 @@ impl Guide {
         Ok(guide.fill(tree, view).then_some(guide))
     }
 
-    /// The next key.
-    pub fn next<H: Host>(
+    /// The row at which the cursor on a run stands.
+    #[inline]
+    pub fn row(&self, at: usize) -> Option<RowRef<'_>> {
+        self.cursors.get(at)?.as_ref().filter(|cursor| cursor.valid()).map(|cursor| cursor.row())
+    }
+
+    /// The next key, which is put into `key`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn next(
         &mut self,
         tree: &Tree<'_, H>,
         view: &SuperVersion,
         within: impl Fn(&[u8]) -> bool,
         choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
-        out: &mut RowBuf,
+        key: &mut Vec<u8>,
+        buffer: &mut RowBuf,
     ) -> Result<Step> {
         if self.at >= self.chunk.len() && !self.fill(tree, view) {
             return Ok(Step::Lost);
         }
-        let (in_memtable, in_index) = match (self.memtables.key(), self.chunk.get(self.at).map(|(key, _)| key)) {
+        let (in_memtable, in_index) = match (self.memtables.key(view), self.chunk.get(self.at).map(|(key, _)| key)) {
             (None, None) => return Ok(Step::End),
             (Some(_), None) => (true, false),
             (None, Some(_)) => (false, true),
@@ -87,23 +96,20 @@ impl Guide {
                 (order != Ordering::Greater, order != Ordering::Less)
             }
         };
-        let mut key = std::mem::take(&mut out.key);
         key.clear();
-        let next = if in_memtable { self.memtables.key() } else { self.chunk.get(self.at).map(|(key, _)| key) };
+        let next = if in_memtable { self.memtables.key(view) } else { self.chunk.get(self.at).map(|(key, _)| key) };
         key.extend_from_slice(next.unwrap_or_default());
-        if !within(&key) {
-            out.key = key;
+        if !within(key) {
             return Ok(Step::End);
         }
-        let taken = self.versions(tree, view, &key, in_memtable, in_index, choose, out);
-        out.key = key;
+        let standing = self.versions(tree, view, key, in_memtable, in_index, choose, buffer)?;
         self.at += usize::from(in_index);
-        taken.map(Step::Key)
+        Ok(Step::Key(standing))
     }
 
     /// Shows the versions of `key` wherever they stand.
     #[allow(clippy::too_many_arguments)]
-    fn versions<H: Host>(
+    fn versions(
         &mut self,
         tree: &Tree<'_, H>,
         view: &SuperVersion,
@@ -111,54 +117,54 @@ impl Guide {
         in_memtable: bool,
         in_index: bool,
         choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
-        out: &mut RowBuf,
-    ) -> Result<bool> {
+        buffer: &mut RowBuf,
+    ) -> Result<Standing> {
         if in_memtable {
             loop {
                 if self.memtables.with_head(view, |head, hint| choose(head, hint)) == Some(Verdict::Take) {
-                    self.memtables.copy(tree, view, out)?;
-                    self.memtables.skip_key(tree, view, key)?;
-                    return Ok(true);
+                    self.memtables.copy(tree, view, buffer)?;
+                    self.memtables.leave_key(tree, view)?;
+                    return Ok(Standing::Buffer);
                 }
-                if !self.memtables.older(tree, view, key)? {
+                if !self.memtables.older(tree, view)? {
                     break;
                 }
             }
         }
         if !in_index {
-            return Ok(false);
+            return Ok(Standing::Nowhere);
         }
-        let Some((_, entry)) = self.chunk.get(self.at) else { return Ok(false) };
+        let Some((_, entry)) = self.chunk.get(self.at) else { return Ok(Standing::Nowhere) };
         if entry.l0 <= view.flushed {
             let at = view.run_of(entry.l0).ok_or_else(|| Error::structure("the key index names no run"))?;
-            if self.look_into(tree, view, at, key, choose, out)? {
-                return Ok(true);
+            if self.look_into(tree, view, at, key, choose)? {
+                return Ok(Standing::Run(at));
             }
         }
         if on(I15OlderNotLookedFor) {
-            return Ok(false);
+            return Ok(Standing::Nowhere);
         }
         // The reader is older than the newest version on disk.
-        tree.find_older(view, key, choose, out)
+        let found = tree.find_older(view, key, choose, buffer)?;
+        Ok(if found { Standing::Buffer } else { Standing::Nowhere })
     }
 
-    /// Looks into one run, which holds the key.
-    fn look_into<H: Host>(
+    /// Looks into one run, which holds the key. True: its cursor stands at the version taken.
+    fn look_into(
         &mut self,
         tree: &Tree<'_, H>,
         view: &SuperVersion,
         at: usize,
         key: &[u8],
         choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
-        out: &mut RowBuf,
     ) -> Result<bool> {
         let (Some(desc), Some(cursor)) = (view.runs.get(at), self.cursors.get_mut(at)) else {
             return Err(Error::structure("the run map names no run"));
         };
         let cursor = cursor.get_or_insert_with(Box::default);
         let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
-        cursor.seek(&run, &pages, key)?;
-        if !cursor.valid() || cursor.row().key != key {
+        cursor.seek_near(&run, &pages, key, self.direction == Direction::Forward)?;
+        if !cursor.valid() || cursor.key() != key {
             if !tree.shared.is_exact(view) {
                 return Ok(false);
             }
@@ -166,11 +172,7 @@ impl Guide {
         }
         let hint = Hint::of_run(desc);
         loop {
-            let row = cursor.row();
-            if choose(&row.head, &hint) == Verdict::Take {
-                out.head = row.head;
-                out.body.clear();
-                out.body.extend_from_slice(row.body);
+            if choose(&cursor.row().head, &hint) == Verdict::Take {
                 return Ok(true);
             }
             if !cursor.older(&run, &pages)? {
@@ -180,7 +182,7 @@ impl Guide {
     }
 
     /// Fetches the next keys of the index. False: the index does not cover all the runs, and cannot guide.
-    fn fill<H: Host>(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> bool {
+    fn fill(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> bool {
         self.at = 0;
         let Some(from) = self.more.take() else {
             self.chunk = KeyChunk::new();

@@ -28,10 +28,19 @@ pub(super) struct Pages<'h, H>(pub &'h H);
 
 impl<H: Host> PageSource for Pages<'_, H> {
     type Page = H::Page;
+    type Held = H::Held;
 
     fn page(&self, no: PageNo) -> Result<H::Page> {
         debug_assert!(!loosekv_shm::epoch::pinned(), "page access while an epoch is pinned");
         self.0.read_page(no)
+    }
+
+    fn hold(&self, page: H::Page, spare: Option<H::Held>) -> H::Held {
+        self.0.hold_page(page, spare)
+    }
+
+    fn prefetch(&self, no: PageNo) {
+        self.0.prefetch(no);
     }
 }
 

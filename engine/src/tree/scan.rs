@@ -8,7 +8,7 @@ use crate::tree::guide::{Guide, Step};
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
-use crate::types::{Head, RowBuf, Verdict};
+use crate::types::{Flags, Head, RowBuf, RowRef, Verdict};
 use std::cmp::Ordering;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,14 +19,14 @@ const GUIDED_KEYS: u32 = if cfg!(test) { 32 } else { 256 };
 const GUIDED_RUNS: usize = 3;
 
 /// How a scan finds its next key.
-enum Way {
+enum Way<H: Host> {
     /// Nothing was read yet.
     Fresh,
     /// The memtables and the key index tell the next key, and the run to look into: no page of a run is read that holds
     /// none of the keys asked for.
-    Guided(Box<Guide>),
+    Guided(Box<Guide<H>>),
     /// A cursor on every run: cheaper a key when every page is visited anyway.
-    Merged(Box<Sources>),
+    Merged(Box<Sources<H>>),
 }
 
 /// Where a scan stands.
@@ -37,26 +37,57 @@ enum Place {
     Start,
     /// After all keys.
     End,
-    /// At, or beyond, the last key seen or sought.
+    /// At, or beyond, a key.
     Key(Bound<Vec<u8>>),
+    /// At the key found last: that on top of the merge, or in the scan's `key`.
+    Found,
+    /// At the key on top of the merge, which is to be looked at next.
+    Next,
 }
 
-/// An ordered scan. Holds a superversion pinned, but no page: it may rest between calls.
+/// Where the row is that a scan came upon last.
+#[derive(Clone, Copy)]
+pub(super) enum Standing {
+    Nowhere,
+    /// In the scan's own buffer.
+    Buffer,
+    /// On top of the merge.
+    Top,
+    /// Where the guide's cursor on this run stands.
+    Run(usize),
+}
+
+/// An ordered scan. Holds a superversion pinned, and no page but as the host lets it ([`Host::hold_page`]): it may rest
+/// between calls.
 pub struct Cursor<H: Host> {
     view: Pinned<H>,
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
     direction: Direction,
-    way: Way,
+    way: Way<H>,
     at: Place,
+    standing: Standing,
+    row: RowBuf,
+    /// The key that a guided scan has found last.
+    key: Vec<u8>,
     keys: u32,
 }
 
 impl<H: Host> Tree<'_, H> {
     /// A scan of the keys within the bounds.
     pub fn scan(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>, direction: Direction) -> Result<Cursor<H>> {
-        let (lower, upper) = (lower.map(<[u8]>::to_vec), upper.map(<[u8]>::to_vec));
-        Ok(Cursor { view: self.pin(), lower, upper, direction, way: Way::Fresh, at: Place::Fresh, keys: 0 })
+        Ok(Cursor {
+            view: self.pin(),
+            lower: lower.map(<[u8]>::to_vec),
+            upper: upper.map(<[u8]>::to_vec),
+            direction,
+            way: Way::Fresh,
+            at: Place::Fresh,
+            standing: Standing::Nowhere,
+            row: RowBuf::default(),
+            key: Vec::new(),
+            keys: 0,
+        })
     }
 }
 
@@ -72,8 +103,7 @@ impl<H: Host> Cursor<H> {
         let found = self.next_lazy(tree, choose, out)?;
         if found {
             if let Err(failed) = tree.resolve(out) {
-                self.at = Place::Key(Bound::Included(out.key.clone()));
-                self.way = Way::Fresh;
+                self.stay();
                 return Err(failed);
             }
         }
@@ -88,46 +118,132 @@ impl<H: Host> Cursor<H> {
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: &mut RowBuf,
     ) -> Result<bool> {
-        let result = self.try_next(tree, choose, out);
+        let found = self.advance(tree, choose)?;
+        if found {
+            out.set(&self.row());
+        }
+        Ok(found)
+    }
+
+    /// As [`Cursor::next`]; the row stays where it is, to be looked at with [`Cursor::row`].
+    pub fn next_in_place(
+        &mut self,
+        tree: &Tree<'_, H>,
+        choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
+    ) -> Result<bool> {
+        let found = self.advance(tree, choose)?;
+        if found && self.row().head.flags.has(Flags::POINTER) {
+            let mut row = std::mem::take(&mut self.row);
+            if !matches!(self.standing, Standing::Buffer) {
+                row.set(&self.row());
+            }
+            let resolved = tree.resolve(&mut row);
+            (self.row, self.standing) = (row, Standing::Buffer);
+            if let Err(failed) = resolved {
+                self.stay();
+                return Err(failed);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The row that was found last; an empty one if there is none.
+    #[inline]
+    pub fn row(&self) -> RowRef<'_> {
+        let standing = match (self.standing, &self.way) {
+            (Standing::Top, Way::Merged(sources)) => sources.run_row(),
+            (Standing::Run(at), Way::Guided(guide)) => guide.row(at),
+            _ => None,
+        };
+        standing.unwrap_or(self.row.as_ref())
+    }
+
+    /// The row found last could not be had: the next call is to find it again.
+    fn stay(&mut self) {
+        if let Some(key) = self.key_found() {
+            self.leave(Place::Key(Bound::Included(key)));
+        }
+    }
+
+    /// Gives up the way on which the scan is, to go on from `place` on another.
+    fn leave(&mut self, place: Place) {
+        self.at = place;
+        self.way = Way::Fresh;
+        self.standing = Standing::Nowhere;
+    }
+
+    /// The key that was found last, if nothing has happened since.
+    fn key_found(&self) -> Option<Vec<u8>> {
+        match (&self.at, &self.way) {
+            (Place::Found, Way::Merged(sources)) => sources.key_left(&self.view),
+            (Place::Found, _) => Some(self.key.clone()),
+            _ => None,
+        }
+    }
+
+    fn advance(&mut self, tree: &Tree<'_, H>, choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {
+        self.standing = Standing::Nowhere;
+        let result = self.try_advance(tree, choose);
         if result.is_err() {
             // Some of the cursors below have moved, others have not.
-            self.way = Way::Fresh;
+            let place = match (std::mem::replace(&mut self.at, Place::Fresh), &self.way) {
+                (Place::Found, Way::Merged(sources)) => sources.key_left(&self.view).map(Bound::Excluded),
+                // What fails in a guided step is the look at its key.
+                (Place::Found, _) => Some(Bound::Included(self.key.clone())),
+                (Place::Next, Way::Merged(sources)) => sources.key_left(&self.view).map(Bound::Included),
+                (at, _) => {
+                    self.leave(at);
+                    return result;
+                }
+            };
+            self.leave(place.map_or(Place::Fresh, Place::Key));
         }
         result
     }
 
-    fn try_next(
+    fn try_advance(
         &mut self,
         tree: &Tree<'_, H>,
         mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
-        out: &mut RowBuf,
     ) -> Result<bool> {
         while self.find_way(tree)? {
-            let Cursor { way, view, lower, upper, direction, .. } = self;
+            let Cursor { way, view, lower, upper, direction, at, key, row, .. } = self;
             let within = |key: &[u8]| match direction {
                 Direction::Forward => !beyond(key, upper, *direction),
                 Direction::Backward => !beyond(key, lower, *direction),
             };
-            let taken = match way {
-                Way::Guided(guide) => match guide.next(tree, view, within, &mut choose, out)? {
-                    Step::Key(taken) => Some(taken),
-                    Step::End => None,
-                    Step::Lost => {
-                        self.keys = GUIDED_KEYS;
-                        continue;
+            let mut flags = Flags::default();
+            let mut choose = |head: &Head, hint: &Hint<'_>| {
+                flags = head.flags;
+                choose(head, hint)
+            };
+            let step = match way {
+                Way::Guided(guide) => guide.next(tree, view, within, &mut choose, key, row)?,
+                Way::Merged(sources) => {
+                    if matches!(at, Place::Found) {
+                        sources.leave_key(tree, view)?;
                     }
-                },
-                Way::Merged(sources) => next_merged(tree, view, sources, within, &mut choose, out)?,
-                Way::Fresh => None,
+                    *at = Place::Next;
+                    next_merged(tree, view, sources, within, &mut choose, row)?
+                }
+                Way::Fresh => Step::End,
             };
-            let Some(taken) = taken else {
-                self.at = if *direction == Direction::Forward { Place::End } else { Place::Start };
-                break;
-            };
-            self.keys += 1;
-            self.set_from(&out.key);
-            if taken && !out.head.flags.is_tombstone() {
-                return Ok(true);
+            self.keys = self.keys.saturating_add(1);
+            match step {
+                // A merge that takes nothing of a key has gone on to the next.
+                Step::Key(Standing::Nowhere) if matches!(self.way, Way::Merged(_)) => {}
+                Step::Key(standing) => {
+                    self.at = Place::Found;
+                    if !matches!(standing, Standing::Nowhere) && !flags.is_tombstone() {
+                        self.standing = standing;
+                        return Ok(true);
+                    }
+                }
+                Step::End => {
+                    self.at = if self.direction == Direction::Forward { Place::End } else { Place::Start };
+                    break;
+                }
+                Step::Lost => self.keys = GUIDED_KEYS,
             }
         }
         Ok(false)
@@ -137,15 +253,18 @@ impl<H: Host> Cursor<H> {
     /// come to an end goes back from there; one that has not moved yet begins at the other end.
     pub fn turn(&mut self, direction: Direction) {
         if direction != self.direction {
+            let place = match (self.key_found(), std::mem::replace(&mut self.at, Place::Fresh)) {
+                (Some(key), _) => Place::Key(Bound::Excluded(key)),
+                (None, at) => at,
+            };
+            self.leave(place);
             self.direction = direction;
-            self.way = Way::Fresh;
         }
     }
 
     /// Goes on from `key` (included) in the current direction, but never before the bound where the scan began.
     pub fn seek(&mut self, key: &[u8]) {
-        self.at = Place::Key(Bound::Included(key.to_vec()));
-        self.way = Way::Fresh;
+        self.leave(Place::Key(Bound::Included(key.to_vec())));
         self.keys = 0;
     }
 
@@ -167,16 +286,6 @@ impl<H: Host> Cursor<H> {
         }
     }
 
-    fn set_from(&mut self, key: &[u8]) {
-        match &mut self.at {
-            Place::Key(Bound::Excluded(at)) => {
-                at.clear();
-                at.extend_from_slice(key);
-            }
-            at => *at = Place::Key(Bound::Excluded(key.to_vec())),
-        }
-    }
-
     /// Sees to it that the scan has a way to go on. False: it has come to an end.
     fn find_way(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
         match (&self.at, &self.way) {
@@ -185,6 +294,9 @@ impl<H: Host> Cursor<H> {
             (_, Way::Merged(_)) => return Ok(true),
             (_, Way::Guided(_)) if self.keys < GUIDED_KEYS => return Ok(true),
             _ => {}
+        }
+        if let Some(key) = self.key_found() {
+            self.at = Place::Key(Bound::Excluded(key));
         }
         let from = self.from();
         let guided = self.keys < GUIDED_KEYS && self.view.runs.len() >= GUIDED_RUNS;
@@ -202,34 +314,30 @@ impl<H: Host> Cursor<H> {
     }
 }
 
-/// The next key of the merge. `None`: no more within the bounds; else whether one of its versions was taken.
+/// The next key of the merge: the one on top.
+#[inline]
 fn next_merged<H: Host>(
     tree: &Tree<'_, H>,
     view: &SuperVersion,
-    sources: &mut Sources,
+    sources: &mut Sources<H>,
     within: impl Fn(&[u8]) -> bool,
     choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
-    out: &mut RowBuf,
-) -> Result<Option<bool>> {
-    let Some(key) = sources.key() else { return Ok(None) };
-    if !within(key) {
-        return Ok(None);
+    buffer: &mut RowBuf,
+) -> Result<Step> {
+    let Some(next) = sources.key(view) else { return Ok(Step::End) };
+    if !within(next) {
+        return Ok(Step::End);
     }
-    let mut key = std::mem::take(&mut out.key);
-    key.clear();
-    key.extend_from_slice(sources.key().unwrap_or_default());
-    let taken = loop {
-        if sources.with_head(view, |head, hint| choose(head, hint)) == Some(Verdict::Take) {
-            sources.copy(tree, view, out)?;
-            sources.skip_key(tree, view, &key)?;
-            break true;
+    while sources.with_head(view, &mut *choose) != Some(Verdict::Take) {
+        if !sources.older(tree, view)? {
+            return Ok(Step::Key(Standing::Nowhere));
         }
-        if !sources.older(tree, view, &key)? {
-            break false;
-        }
-    };
-    out.key = key;
-    Ok(Some(taken))
+    }
+    if sources.run_row().is_some() {
+        return Ok(Step::Key(Standing::Top));
+    }
+    sources.copy(tree, view, buffer)?;
+    Ok(Step::Key(Standing::Buffer))
 }
 
 /// Whether `key` lies beyond `end` in this direction.

@@ -12,48 +12,49 @@ use crate::run::{Run, RunCursor};
 use crate::tree::read::Pages;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
-use crate::types::{Head, RowBuf};
+use crate::types::{Head, RowBuf, RowRef};
 use std::cmp::Ordering;
 use std::ops::Bound;
 
 /// Where one source stands.
-enum Place {
+enum Source<H: Host> {
     /// In the memtable of this place among `SuperVersion::memtables`.
     Memtable { at: usize, node: Option<NodeId> },
     /// In the run of this place among `SuperVersion::runs`.
-    Run { at: usize, cursor: Box<RunCursor> },
+    Run { at: usize, cursor: Box<RunCursor<H::Held>> },
 }
 
-struct Source {
-    place: Place,
-    /// The key it stands on; meaningless once `done`.
-    key: Vec<u8>,
-    /// The first eight bytes of the key, zero-padded, big-endian.
+/// A source that is not at its end, in the heap.
+#[derive(Clone, Copy)]
+struct Entry {
+    /// The first eight bytes of its key, zero-padded, big-endian.
     prefix: u64,
-    done: bool,
+    /// Its place in `sources`.
+    source: usize,
 }
 
 /// Sources in the order of a scan.
-pub(super) struct Sources {
+pub(super) struct Sources<H: Host> {
     /// Newest first.
-    sources: Vec<Source>,
-    /// Heap of places in `sources`, the next key on top.
-    heap: Vec<usize>,
+    sources: Vec<Source<H>>,
+    /// The next key on top.
+    heap: Vec<Entry>,
     direction: Direction,
+    /// The key that is being left, while other sources may have it.
+    left: Vec<u8>,
 }
 
-impl Sources {
+impl<H: Host> Sources<H> {
     /// The memtables of `view` (all, or none for a merge of runs) and the runs in `runs`.
-    pub fn new(view: &SuperVersion, memtables: bool, runs: std::ops::Range<usize>, direction: Direction) -> Sources {
+    pub fn new(view: &SuperVersion, memtables: bool, runs: std::ops::Range<usize>, direction: Direction) -> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
-        let tables = (0..count).map(|at| Place::Memtable { at, node: None });
-        let cursors = runs.map(|at| Place::Run { at, cursor: Box::default() });
-        let source = |place| Source { place, key: Vec::new(), prefix: 0, done: true };
-        Sources { sources: tables.chain(cursors).map(source).collect(), heap: Vec::new(), direction }
+        let tables = (0..count).map(|at| Source::Memtable { at, node: None });
+        let cursors = runs.map(|at| Source::Run { at, cursor: Box::default() });
+        Sources { sources: tables.chain(cursors).collect(), heap: Vec::new(), direction, left: Vec::new() }
     }
 
     /// Puts every source on its first key at or beyond `from`, in the direction given.
-    pub fn seek<H: Host>(
+    pub fn seek(
         &mut self,
         tree: &Tree<'_, H>,
         view: &SuperVersion,
@@ -62,91 +63,128 @@ impl Sources {
     ) -> Result<()> {
         self.direction = direction;
         self.heap.clear();
-        for at in 0..self.sources.len() {
-            let Some(source) = self.sources.get_mut(at) else { break };
+        for (at, source) in self.sources.iter_mut().enumerate() {
             source.seek(tree, view, from, direction)?;
-            if !source.done {
-                self.heap.push(at);
+            if let Some(key) = source.key(view) {
+                self.heap.push(Entry { prefix: prefix(key), source: at });
             }
         }
         for at in (0..self.heap.len() / 2).rev() {
-            self.sift(at);
+            self.sift(view, at);
         }
         Ok(())
     }
 
-    /// The source whose key is next, and its key.
-    pub fn key(&self) -> Option<&[u8]> {
-        self.top().map(|s| s.key.as_slice())
+    fn top(&self) -> Option<&Source<H>> {
+        self.sources.get(self.heap.first()?.source)
     }
 
-    fn top(&self) -> Option<&Source> {
-        self.heap.first().and_then(|at| self.sources.get(*at))
+    /// The next key.
+    #[inline]
+    pub fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {
+        self.top()?.key(view)
     }
 
     /// The version on top: its head, and what is known of its writer.
+    #[inline]
     pub fn with_head<R>(&self, view: &SuperVersion, see: impl FnOnce(&Head, &Hint<'_>) -> R) -> Option<R> {
-        match &self.top()?.place {
-            Place::Memtable { at, node } => {
+        match self.top()? {
+            Source::Memtable { at, node } => {
                 let node = node_at(memtable(view, *at)?, (*node)?);
                 Some(see(&node.head(), &Hint::of_node(&node)))
             }
-            Place::Run { at, cursor } => Some(see(&cursor.row().head, &Hint::of_run(view.runs.get(*at)?))),
+            Source::Run { at, cursor } => Some(see(&cursor.row().head, &Hint::of_run(view.runs.get(*at)?))),
+        }
+    }
+
+    /// The version on top, where it stands, if that is in a run.
+    #[inline]
+    pub fn run_row(&self) -> Option<RowRef<'_>> {
+        match self.top()? {
+            Source::Run { cursor, .. } => Some(cursor.row()),
+            Source::Memtable { .. } => None,
         }
     }
 
     /// Copies the version on top.
-    pub fn copy<H: Host>(&self, tree: &Tree<'_, H>, view: &SuperVersion, out: &mut RowBuf) -> Result<()> {
-        let Some(top) = self.top() else { return Ok(()) };
-        match &top.place {
-            Place::Memtable { at, node } => match (memtable(view, *at), node) {
-                (Some(generation), Some(node)) => tree.copy_logged(generation, &node_at(generation, *node), out),
-                _ => Ok(()),
+    pub fn copy(&self, tree: &Tree<'_, H>, view: &SuperVersion, out: &mut RowBuf) -> Result<()> {
+        match self.top() {
+            Some(Source::Memtable { at, node: Some(node) }) => match memtable(view, *at) {
+                Some(generation) => tree.copy_logged(generation, &node_at(generation, *node), out),
+                None => Ok(()),
             },
-            Place::Run { cursor, .. } => {
+            Some(Source::Run { cursor, .. }) => {
                 out.set(&cursor.row());
                 Ok(())
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// The key on top, even if the source there has failed to move on from it.
+    pub fn key_left(&self, view: &SuperVersion) -> Option<Vec<u8>> {
+        match self.top()? {
+            Source::Run { cursor, .. } => Some(cursor.key().to_vec()),
+            source => source.key(view).map(<[u8]>::to_vec),
         }
     }
 
     /// On to the next older version of the key on top. False: the next key came.
-    pub fn older<H: Host>(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, key: &[u8]) -> Result<bool> {
-        let direction = self.direction;
-        if let Some(top) = self.heap.first().and_then(|at| self.sources.get_mut(*at)) {
-            if !top.older(tree, view)? {
-                top.advance(tree, view, direction)?;
-            }
-            self.settle_top();
+    pub fn older(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
+        match self.heap.first().and_then(|top| self.sources.get_mut(top.source)) {
+            Some(top) => Ok(top.older(tree, view)? || self.next_source(tree, view)?),
+            None => Ok(false),
         }
-        Ok(self.key() == Some(key))
     }
 
-    /// Past every version of `key`, which is the one on top.
-    pub fn skip_key<H: Host>(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, key: &[u8]) -> Result<()> {
-        let direction = self.direction;
-        while self.key() == Some(key) {
-            if let Some(top) = self.heap.first().and_then(|at| self.sources.get_mut(*at)) {
-                top.advance(tree, view, direction)?;
-            }
-            self.settle_top();
-        }
+    /// Past every version of the key on top.
+    #[inline]
+    pub fn leave_key(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<()> {
+        while self.next_source(tree, view)? {}
         Ok(())
     }
 
-    /// The top has moved: back into order with it, or out of the heap.
-    fn settle_top(&mut self) {
-        if self.top().is_some_and(|s| s.done) {
-            self.heap.swap_remove(0);
+    /// Moves the source on top past its key. Whether the key is still on top, for another source has it, too.
+    #[inline]
+    fn next_source(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
+        let rivals = match self.heap.as_slice() {
+            [top, rivals @ ..] => rivals.iter().take(2).any(|rival| rival.prefix == top.prefix),
+            [] => return Ok(false),
+        };
+        if rivals {
+            let mut key = std::mem::take(&mut self.left);
+            key.clear();
+            key.extend_from_slice(self.key(view).unwrap_or_default());
+            self.left = key;
         }
-        self.sift(0);
+        let direction = self.direction;
+        if let Some(top) = self.heap.first().and_then(|top| self.sources.get_mut(top.source)) {
+            top.advance(tree, view, direction)?;
+        }
+        self.settle_top(view);
+        Ok(rivals && self.key(view) == Some(self.left.as_slice()))
     }
 
-    fn sift(&mut self, mut at: usize) {
+    /// The top has moved: back into order with it, or out of the heap.
+    #[inline]
+    fn settle_top(&mut self, view: &SuperVersion) {
+        let key = self.top().and_then(|top| top.key(view)).map(prefix);
+        match (key, self.heap.first_mut()) {
+            (Some(prefix), Some(top)) => top.prefix = prefix,
+            (None, Some(_)) => {
+                self.heap.swap_remove(0);
+            }
+            (_, None) => return,
+        }
+        self.sift(view, 0);
+    }
+
+    #[inline]
+    fn sift(&mut self, view: &SuperVersion, mut at: usize) {
         loop {
             let mut least = at;
             for child in [2 * at + 1, 2 * at + 2] {
-                if child < self.heap.len() && self.before(child, least) {
+                if child < self.heap.len() && self.before(view, child, least) {
                     least = child;
                 }
             }
@@ -158,12 +196,17 @@ impl Sources {
         }
     }
 
-    fn before(&self, a: usize, b: usize) -> bool {
-        let (Some(&a), Some(&b)) = (self.heap.get(a), self.heap.get(b)) else { return false };
-        let (Some(x), Some(y)) = (self.sources.get(a), self.sources.get(b)) else { return false };
-        let order = x.prefix.cmp(&y.prefix).then_with(|| x.key.cmp(&y.key));
-        let order = if self.direction == Direction::Backward { order.reverse() } else { order };
-        order.then(a.cmp(&b)) == Ordering::Less
+    #[inline]
+    fn before(&self, view: &SuperVersion, a: usize, b: usize) -> bool {
+        let (Some(a), Some(b)) = (self.heap.get(a), self.heap.get(b)) else { return false };
+        let forward = self.direction == Direction::Forward;
+        if a.prefix != b.prefix {
+            return (a.prefix < b.prefix) == forward;
+        }
+        let (Some(x), Some(y)) = (self.sources.get(a.source), self.sources.get(b.source)) else { return false };
+        let order = x.key(view).cmp(&y.key(view));
+        let order = if forward { order } else { order.reverse() };
+        order.then(a.source.cmp(&b.source)) == Ordering::Less
     }
 }
 
@@ -179,16 +222,33 @@ fn node_at(generation: &Generation, id: NodeId) -> NodeRef<'_> {
     unsafe { generation.table.resume(id) }
 }
 
-impl Source {
-    fn seek<H: Host>(
+#[inline]
+fn prefix(key: &[u8]) -> u64 {
+    match key.first_chunk() {
+        Some(first) => u64::from_be_bytes(*first),
+        None => key.iter().enumerate().fold(0, |all, (at, byte)| all | u64::from(*byte) << (56 - 8 * at)),
+    }
+}
+
+impl<H: Host> Source<H> {
+    /// The key it stands on; `None`: it is at its end.
+    #[inline]
+    fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {
+        match self {
+            Source::Memtable { at, node } => Some(node_at(memtable(view, *at)?, (*node)?).key()),
+            Source::Run { cursor, .. } => cursor.valid().then(|| cursor.key()),
+        }
+    }
+
+    fn seek(
         &mut self,
         tree: &Tree<'_, H>,
         view: &SuperVersion,
         from: Bound<&[u8]>,
         direction: Direction,
     ) -> Result<()> {
-        match &mut self.place {
-            Place::Memtable { at, node } => {
+        match self {
+            Source::Memtable { at, node } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(()) };
                 let table = &generation.table;
                 let found = match (direction, from) {
@@ -201,7 +261,7 @@ impl Source {
                 };
                 *node = found.map(|n| n.id());
             }
-            Place::Run { at, cursor } => {
+            Source::Run { at, cursor } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(()) };
                 let run = Run::new(&desc.shape, &desc.extents);
                 let pages = Pages(&tree.host);
@@ -217,30 +277,30 @@ impl Source {
                 };
             }
         }
-        self.note_key(view);
         Ok(())
     }
 
     /// To the newest version of the next key.
-    fn advance<H: Host>(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, direction: Direction) -> Result<()> {
-        match &mut self.place {
-            Place::Memtable { at, node } => {
+    #[inline]
+    fn advance(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, direction: Direction) -> Result<()> {
+        match self {
+            Source::Memtable { at, node } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(()) };
-                let from = node.map(|id| node_at(generation, id));
+                let Some(from) = node.map(|id| node_at(generation, id)) else { return Ok(()) };
                 let next = match direction {
-                    Direction::Forward => from.and_then(|n| n.next_key()),
+                    Direction::Forward => from.next_key(),
                     Direction::Backward if on(I15BackwardOldest) => {
-                        let mut oldest = generation.table.last_before(&self.key);
+                        let mut oldest = generation.table.last_before(from.key());
                         while let Some(older) = oldest.and_then(|n| n.older()) {
                             oldest = Some(older);
                         }
                         oldest
                     }
-                    Direction::Backward => generation.table.last_before(&self.key),
+                    Direction::Backward => generation.table.last_before(from.key()),
                 };
                 *node = next.map(|n| n.id());
             }
-            Place::Run { at, cursor } => {
+            Source::Run { at, cursor } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(()) };
                 let run = Run::new(&desc.shape, &desc.extents);
                 match direction {
@@ -249,14 +309,13 @@ impl Source {
                 };
             }
         }
-        self.note_key(view);
         Ok(())
     }
 
     /// To the next older version of the same key. False: there is none, and nothing has moved.
-    fn older<H: Host>(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
-        match &mut self.place {
-            Place::Memtable { at, node } => {
+    fn older(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
+        match self {
+            Source::Memtable { at, node } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(false) };
                 let older = node.and_then(|id| node_at(generation, id).older());
                 if let Some(older) = &older {
@@ -264,35 +323,10 @@ impl Source {
                 }
                 Ok(older.is_some())
             }
-            Place::Run { at, cursor } => {
+            Source::Run { at, cursor } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(false) };
                 cursor.older(&Run::new(&desc.shape, &desc.extents), &Pages(&tree.host))
             }
         }
-    }
-
-    /// Remembers the key that the source stands on now.
-    fn note_key(&mut self, view: &SuperVersion) {
-        self.key.clear();
-        self.done = match &self.place {
-            Place::Memtable { at, node } => match (memtable(view, *at), node) {
-                (Some(generation), Some(node)) => {
-                    self.key.extend_from_slice(node_at(generation, *node).key());
-                    false
-                }
-                _ => true,
-            },
-            Place::Run { cursor, .. } if cursor.valid() => {
-                self.key.extend_from_slice(cursor.row().key);
-                false
-            }
-            Place::Run { .. } => true,
-        };
-        let mut prefix = [0; 8];
-        let len = self.key.len().min(8);
-        if let (Some(to), Some(from)) = (prefix.get_mut(..len), self.key.get(..len)) {
-            to.copy_from_slice(from);
-        }
-        self.prefix = u64::from_be_bytes(prefix);
     }
 }

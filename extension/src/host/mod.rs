@@ -121,6 +121,8 @@ fn needs_wal(rel: pg_sys::Relation) -> bool {
 impl Host for PgHost {
     type Latch = latch::LwLatch;
     type Page = pages::Page;
+    /// A copy: pins belong to resource owners, which may go before a scan does.
+    type Held = Box<PageBuf>;
     type LogRow = log::LogRow;
     type LogState = log::LogState;
     type Horizon = writers::XidHorizon;
@@ -128,6 +130,10 @@ impl Host for PgHost {
 
     fn read_page(&self, page: PageNo) -> Result<pages::Page> {
         self.read(page)
+    }
+
+    fn hold_page(&self, page: pages::Page, spare: Option<Box<PageBuf>>) -> Box<PageBuf> {
+        page.copy(spare)
     }
 
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {

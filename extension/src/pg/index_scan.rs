@@ -98,10 +98,10 @@ pub unsafe extern "C-unwind" fn next(scan: IndexScanDesc, direction: pg_sys::Sca
         if !running.open.ok(found) {
             return false;
         }
-        (*scan).xs_heaptid = tid::from_row(running.keys.row.head.row_id);
+        (*scan).xs_heaptid = tid::from_row(running.keys.row().head.row_id);
         (*scan).xs_recheck = !running.exact;
         if !(*scan).xs_heapfetch.is_null() {
-            table_scan::fetch_state((*scan).xs_heapfetch).expect(&raw const running.keys.row);
+            table_scan::fetch_state((*scan).xs_heapfetch).expect(running.keys.row());
         }
         if (*scan).xs_want_itup {
             form_index_tuple(scan, running);
@@ -118,7 +118,7 @@ unsafe fn form_index_tuple(scan: IndexScanDesc, running: &mut Running) {
         if running.slot.is_null() {
             running.slot = pg_sys::MakeSingleTupleTableSlot((*running.open.rel).rd_att, &slot::SLOT_OPS);
         }
-        slots::store(running.slot, &running.open, &running.keys.row);
+        slots::store(running.slot, &running.open, running.keys.row());
         let (values, nulls) = slot::all_attributes(running.slot);
         let count = usize::try_from((*(*index).rd_index).indnatts).unwrap_or(0);
         let attnos = (*(*index).rd_index).indkey.values.as_slice(count);
@@ -144,7 +144,7 @@ pub unsafe extern "C-unwind" fn bitmap(scan: IndexScanDesc, bitmap: *mut pg_sys:
                 return count;
             }
             pgrx::check_for_interrupts!();
-            let mut tid = tid::from_row(running.keys.row.head.row_id);
+            let mut tid = tid::from_row(running.keys.row().head.row_id);
             pg_sys::tbm_add_tuples(bitmap, &raw mut tid, 1, !running.exact);
             count += 1;
         }

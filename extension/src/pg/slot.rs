@@ -13,7 +13,7 @@ use crate::codec::datum::Arena;
 use crate::codec::header::{align_up, form, long_len, short_len, Form};
 use crate::codec::row::{Progress, RowLayout};
 use crate::codec::TableCodec;
-use loosekv_engine::types::{Head, RowBuf, RowId, Writer};
+use loosekv_engine::types::{Head, RowId, RowRef, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{Datum, TupleTableSlot, TupleTableSlotOps};
@@ -96,7 +96,7 @@ pub unsafe fn is_ours(slot: *mut TupleTableSlot) -> bool {
 ///
 /// # Safety
 /// `slot` is a valid slot with a descriptor of the table.
-pub unsafe fn store(slot: *mut TupleTableSlot, table: pg_sys::Oid, codec: &Rc<TableCodec>, row: &RowBuf) {
+pub unsafe fn store(slot: *mut TupleTableSlot, table: pg_sys::Oid, codec: &Rc<TableCodec>, row: RowRef<'_>) {
     // SAFETY (whole function): a slot with our callbacks is a `Slot`; the others are filled by PostgreSQL's own functions.
     unsafe {
         if is_ours(slot) {
@@ -151,7 +151,7 @@ impl Slot {
     /// # Safety
     /// This is a slot that PostgreSQL made with our callbacks.
     #[inline]
-    unsafe fn store(&mut self, codec: &Rc<TableCodec>, row: &RowBuf) {
+    unsafe fn store(&mut self, codec: &Rc<TableCodec>, row: RowRef<'_>) {
         // SAFETY: the buffer has been made large enough for all that is copied.
         unsafe {
             if !std::ptr::eq(self.codec, Rc::as_ptr(codec)) {
@@ -163,7 +163,7 @@ impl Slot {
             std::ptr::copy_nonoverlapping(row.key.as_ptr(), self.buffer.add(body), key);
             (self.body, self.key) = (body, key);
         }
-        let Some(progress) = RowLayout::begin(&row.body) else { corrupt(row.head.row_id, "its body has no beginning") };
+        let Some(progress) = RowLayout::begin(row.body) else { corrupt(row.head.row_id, "its body has no beginning") };
         self.progress = progress;
         self.holds_row = true;
         self.holds_values = false;

@@ -1,7 +1,7 @@
 //! Small things about slots: what C does with macros and inline functions.
 
 use crate::table::Open;
-use loosekv_engine::types::{Head, RowBuf};
+use loosekv_engine::types::{Head, RowRef};
 use pgrx::pg_sys::TupleTableSlot;
 
 /// # Safety
@@ -19,7 +19,7 @@ pub unsafe fn clear(slot: *mut TupleTableSlot) {
 ///
 /// # Safety
 /// `slot` is a slot for the table's rows.
-pub unsafe fn store(slot: *mut TupleTableSlot, open: &Open, row: &RowBuf) {
+pub unsafe fn store(slot: *mut TupleTableSlot, open: &Open, row: RowRef<'_>) {
     // SAFETY: by the contract.
     unsafe { super::slot::store(slot, open.relid(), &open.info.codec, row) }
 }

@@ -398,7 +398,7 @@ unsafe fn other_keys_differ(open: &Open, old: &RowBuf, slot: *mut TupleTableSlot
     unsafe {
         let desc = (*open.rel).rd_att;
         let old_slot = pg_sys::MakeSingleTupleTableSlot(desc, &slot::SLOT_OPS);
-        slots::store(old_slot, open, old);
+        slots::store(old_slot, open, old.as_ref());
         let (old_values, old_nulls) = slot::all_attributes(old_slot);
         let (values, nulls) = slot::all_attributes(slot);
         let attributes = (*desc).attrs.as_slice((*desc).natts as usize);
@@ -450,13 +450,13 @@ unsafe extern "C-unwind" fn lock_row(
         loop {
             match lock_version(&open, &row, cid, mode, policy) {
                 Locking::Locked => {
-                    recent::note(&open, &row);
-                    slots::store(slot, &open, &row);
+                    recent::note(&open, row.as_ref());
+                    slots::store(slot, &open, row.as_ref());
                     return TM_Result::TM_Ok;
                 }
                 Locking::No(refusal) => {
                     if refusal.result == TM_Result::TM_Invisible {
-                        slots::store(slot, &open, &row);
+                        slots::store(slot, &open, row.as_ref());
                     }
                     let moved = tid::to_row(&refusal.tid);
                     let result = refusal.tell(failure);

@@ -176,7 +176,7 @@ impl Feed {
             let mut scan = KeyScan::new(&open, snapshot, KeyScan::everything());
             while open.ok(scan.next(&open, Direction::Forward)) {
                 pgrx::check_for_interrupts!();
-                slots::store(evaluation.slot, &open, &scan.row);
+                slots::store(evaluation.slot, &open, scan.row());
                 self.row(evaluation, true);
             }
             drop(scan);
@@ -201,7 +201,7 @@ impl Feed {
                 if !open.ok(cursor.next(&open.tree, choose, &mut row)) {
                     break;
                 }
-                slots::store(evaluation.slot, &open, &row);
+                slots::store(evaluation.slot, &open, row.as_ref());
                 self.row(evaluation, true);
             }
         }
@@ -217,7 +217,7 @@ impl Feed {
             for id in superseded_lately(open, oldest) {
                 pgrx::check_for_interrupts!();
                 if open.ok(recent::find_row(open, id, &mut row)) && !is_newest(open, &row) {
-                    slots::store(evaluation.slot, open, &row);
+                    slots::store(evaluation.slot, open, row.as_ref());
                     self.row(evaluation, false);
                 }
             }
@@ -257,7 +257,7 @@ impl Feed {
                 };
                 open.ok(open.tree.find(&row.key, choose, &mut scratch));
                 if own != Standing::Aborted {
-                    slots::store(evaluation.slot, &open, &row);
+                    slots::store(evaluation.slot, &open, row.as_ref());
                     self.row(evaluation, is_newest);
                 }
             }
@@ -330,11 +330,11 @@ pub unsafe extern "C-unwind" fn validate_scan(
         while open.ok(rows.next(&open, Direction::Forward)) {
             pgrx::check_for_interrupts!();
             (*state).htups += 1.0;
-            let tid = tid::from_row(rows.row.head.row_id);
+            let tid = tid::from_row(rows.row().head.row_id);
             if indexed.binary_search(&encode_tid(&tid)).is_ok() {
                 continue;
             }
-            slots::store(evaluation.slot, &open, &rows.row);
+            slots::store(evaluation.slot, &open, rows.row());
             let Some(mut columns) = evaluation.columns() else { continue };
             let unique = if (*info).ii_Unique {
                 pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES

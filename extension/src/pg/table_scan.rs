@@ -8,7 +8,7 @@ use crate::table::scan::{Pieces, TableScan};
 use crate::table::{by_row, recent, splits, tid, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::Direction;
-use loosekv_engine::types::RowBuf;
+use loosekv_engine::types::RowRef;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{ItemPointer, Relation, Snapshot, TableScanDesc, TupleTableSlot};
 use pgrx::prelude::*;
@@ -104,7 +104,7 @@ pub unsafe extern "C-unwind" fn rescan(
 ///
 /// # Safety
 /// `slot` is a slot for rows of the table.
-unsafe fn give(open: *const Open, found: Result<Option<&RowBuf>>, slot: *mut TupleTableSlot) -> bool {
+unsafe fn give(open: *const Open, found: Result<Option<RowRef<'_>>>, slot: *mut TupleTableSlot) -> bool {
     // SAFETY: the table stays open during the call.
     unsafe {
         match (*open).ok(found) {
@@ -347,13 +347,17 @@ pub struct FetchState {
     open: Open,
     by_row: ByRow,
     /// A row that our own index has found, and decided to be visible, for the next fetch.
-    found: *const RowBuf,
+    found: Option<RowRef<'static>>,
 }
 
 impl FetchState {
-    /// The scan of our key has found this row; it stays where it is until the next one is asked for.
-    pub fn expect(&mut self, row: *const RowBuf) {
-        self.found = row;
+    /// The scan of our key has found this row.
+    ///
+    /// # Safety
+    /// It stays where it is until the scan is asked for the next one, and is fetched before.
+    pub unsafe fn expect(&mut self, row: RowRef<'_>) {
+        // SAFETY: by the contract.
+        self.found = Some(unsafe { std::mem::transmute::<RowRef<'_>, RowRef<'static>>(row) });
     }
 }
 
@@ -370,7 +374,7 @@ pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::Index
     unsafe {
         let fetch = pg_sys::palloc0(size_of::<Fetch>()).cast::<Fetch>();
         (*fetch).base.rel = rel;
-        let (open, by_row, found) = (Open::new(rel), ByRow::default(), std::ptr::null());
+        let (open, by_row, found) = (Open::new(rel), ByRow::default(), None);
         (*fetch).state = Owned::new(FetchState { open, by_row, found });
         fetch.cast()
     }
@@ -379,7 +383,7 @@ pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::Index
 #[pg_guard]
 pub unsafe extern "C-unwind" fn fetch_reset(fetch: *mut pg_sys::IndexFetchTableData) {
     // SAFETY: made by `fetch_begin`.
-    unsafe { fetch_state(fetch).found = std::ptr::null() }
+    unsafe { fetch_state(fetch).found = None }
 }
 
 #[pg_guard]
@@ -407,17 +411,16 @@ pub unsafe extern "C-unwind" fn fetch_row(
         if !all_dead.is_null() {
             *all_dead = false;
         }
-        let found = std::mem::replace(&mut state.found, std::ptr::null());
-        if !found.is_null() {
-            slots::store(slot, &state.open, &*found);
+        if let Some(found) = state.found.take() {
+            slots::store(slot, &state.open, found);
             return true;
         }
         let mut view = View::new(state.open.rel, snapshot);
         let sight = state.by_row.fetch(&state.open, &mut view, snapshot, &*tid);
         let sight = state.open.ok(sight);
         if sight == Sight::Seen {
-            recent::note_scanned(&state.open, &state.by_row.row);
-            slots::store(slot, &state.open, &state.by_row.row);
+            recent::note_scanned(&state.open, state.by_row.row.as_ref());
+            slots::store(slot, &state.open, state.by_row.row.as_ref());
             return true;
         }
         if !all_dead.is_null() {
@@ -444,8 +447,8 @@ pub unsafe extern "C-unwind" fn fetch_row_version(
         if sight != Sight::Seen {
             return false;
         }
-        recent::note(&open, &by_row.row);
-        slots::store(slot, &open, &by_row.row);
+        recent::note(&open, by_row.row.as_ref());
+        slots::store(slot, &open, by_row.row.as_ref());
         true
     }
 }

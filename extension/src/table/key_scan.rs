@@ -6,7 +6,7 @@ use crate::codec::bound::Range;
 use crate::pg::ssi;
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::Direction;
-use loosekv_engine::types::RowBuf;
+use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
 use std::ops::Bound;
 
@@ -33,8 +33,8 @@ pub struct KeyScan {
     position: Position,
     /// Of the range where we are; none when it is a single key.
     cursor: Option<(TableCursor, Direction)>,
-    /// The row found last.
-    pub row: RowBuf,
+    /// The row found last, of a range of one key.
+    single: RowBuf,
     mark: Option<Mark>,
     /// After a return to the mark: the marked key itself is not to be returned again.
     skip: Option<Vec<u8>>,
@@ -52,7 +52,7 @@ impl KeyScan {
             ranges,
             position: Position::Unstarted,
             cursor: None,
-            row: RowBuf::default(),
+            single: RowBuf::default(),
             mark: None,
             skip: None,
         }
@@ -76,7 +76,16 @@ impl KeyScan {
         self.skip = None;
     }
 
-    /// The next row; it is in `row` then.
+    /// The row found last; it stays where it is until the scan moves.
+    #[inline]
+    pub fn row(&self) -> RowRef<'_> {
+        match &self.cursor {
+            Some((cursor, _)) => cursor.row(),
+            None => self.single.as_ref(),
+        }
+    }
+
+    /// The next row; `row` tells it then.
     pub fn next(&mut self, open: &Open, direction: Direction) -> Result<bool> {
         loop {
             let range = match (self.position, direction) {
@@ -108,7 +117,9 @@ impl KeyScan {
                 }
             }
         }
-        recent::note_scanned(open, &self.row);
+        if recent::is_noting() {
+            recent::note(open, self.row());
+        }
         Ok(true)
     }
 
@@ -122,7 +133,7 @@ impl KeyScan {
             if self.view.is_mvcc() {
                 ssi::read_key(open.rel, key, self.snapshot);
             }
-            return self.view.find(open, key, &mut self.row);
+            return self.view.find(open, key, &mut self.single);
         }
         if self.view.is_mvcc() {
             ssi::read_table(open.rel, self.snapshot);
@@ -138,9 +149,9 @@ impl KeyScan {
             cursor.turn(direction);
             *heading = direction;
         }
-        while self.view.next(open, cursor, &mut self.row)? {
+        while self.view.next_in_place(open, cursor)? {
             match self.skip.take() {
-                Some(key) if key == self.row.key => {}
+                Some(key) if key == cursor.row().key => {}
                 _ => return Ok(true),
             }
         }
@@ -148,7 +159,7 @@ impl KeyScan {
     }
 
     pub fn set_mark(&mut self) {
-        self.mark = Some(Mark { position: self.position, key: self.row.key.clone() });
+        self.mark = Some(Mark { position: self.position, key: self.row().key.to_vec() });
     }
 
     /// Goes back to the mark: the row after the marked one comes next.

@@ -294,8 +294,17 @@ impl View {
         }
     }
 
-    /// The next key of which the snapshot sees a version.
+    /// The next key of which the snapshot sees a version, copied to `out`.
     pub fn next(&mut self, open: &Open, cursor: &mut Cursor<PgHost>, out: &mut RowBuf) -> Result<bool> {
+        let found = self.next_in_place(open, cursor)?;
+        if found {
+            out.set(&cursor.row());
+        }
+        Ok(found)
+    }
+
+    /// The next key of which the snapshot sees a version; the cursor tells the row.
+    pub fn next_in_place(&mut self, open: &Open, cursor: &mut Cursor<PgHost>) -> Result<bool> {
         let dirty = self.kind == Kind::Dirty;
         let found = if dirty {
             // A range has no second look at a key: whoever is at work on it is shown, and its reader waits for him.
@@ -304,15 +313,15 @@ impl View {
                 Standing::InProgress if head.flags.is_tombstone() => Verdict::Skip,
                 _ => Verdict::Take,
             };
-            cursor.next(&open.tree, choose, out)?
+            cursor.next_in_place(&open.tree, choose)?
         } else {
-            cursor.next(&open.tree, |head, hint| self.verdict(head, hint), out)?
+            cursor.next_in_place(&open.tree, |head, hint| self.verdict(head, hint))?
         };
         self.check_passed(open.rel);
         if dirty {
-            let busy =
-                found && !xact::is_mine(out.head.writer) && xact::fate_of_other(out.head.writer) == Fate::InProgress;
-            self.tell_dirty(busy.then_some(out.head), None);
+            let head = cursor.row().head;
+            let busy = found && !xact::is_mine(head.writer) && xact::fate_of_other(head.writer) == Fate::InProgress;
+            self.tell_dirty(busy.then_some(head), None);
         }
         Ok(found)
     }

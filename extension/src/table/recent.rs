@@ -6,7 +6,7 @@
 
 use super::Open;
 use loosekv_engine::error::Result;
-use loosekv_engine::types::{RowBuf, RowId};
+use loosekv_engine::types::{RowBuf, RowId, RowRef};
 use std::cell::{Cell, RefCell};
 
 const KEPT: usize = 8;
@@ -30,14 +30,19 @@ pub fn set_noting(noting: bool) -> bool {
     NOTING.replace(noting)
 }
 
+pub fn is_noting() -> bool {
+    NOTING.get()
+}
+
 /// Notes what a scan returns.
-pub fn note_scanned(open: &Open, row: &RowBuf) {
+#[inline]
+pub fn note_scanned(open: &Open, row: RowRef<'_>) {
     if NOTING.get() {
         note(open, row);
     }
 }
 
-pub fn note(open: &Open, row: &RowBuf) {
+pub fn note(open: &Open, row: RowRef<'_>) {
     if row.body.len() > LARGEST {
         return;
     }
@@ -49,7 +54,7 @@ pub fn note(open: &Open, row: &RowBuf) {
         }
         if let Some(kept) = kept.get_mut(place) {
             kept.file = open.file();
-            kept.row.set(&row.as_ref());
+            kept.row.set(&row);
         }
     });
 }

@@ -122,7 +122,7 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
         let mut rows = 0.0;
         while view.next(&from, &mut cursor, &mut row)? {
             pgrx::check_for_interrupts!();
-            slots::store(slot, &from, &row);
+            slots::store(slot, &from, row.as_ref());
             to.draft(slot, &mut draft);
             if to.info.is_keyed() {
                 let (newest, _) = mvcc::newest(&to, &draft.key, &mut scratch)?;

@@ -6,7 +6,7 @@ use super::mvcc::{self, Standing, View};
 use super::{recent, splits, tid, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::Direction;
-use loosekv_engine::types::{RowBuf, RowId};
+use loosekv_engine::types::{RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 
 /// What the workers of a parallel scan share.
@@ -62,16 +62,16 @@ impl TableScan {
     }
 
     /// The next row in key order.
-    pub fn next(&mut self, direction: Direction) -> Result<Option<&RowBuf>> {
+    pub fn next(&mut self, direction: Direction) -> Result<Option<RowRef<'_>>> {
         let found = self.in_order.next(&self.open, direction)?;
-        Ok(found.then_some(&self.in_order.row))
+        Ok(found.then(|| self.in_order.row()))
     }
 
     /// The next row of the pieces that this worker claims.
-    pub fn next_shared(&mut self, pieces: &dyn Pieces) -> Result<Option<&RowBuf>> {
+    pub fn next_shared(&mut self, pieces: &dyn Pieces) -> Result<Option<RowRef<'_>>> {
         loop {
             if self.in_piece && self.in_order.next(&self.open, Direction::Forward)? {
-                return Ok(Some(&self.in_order.row));
+                break;
             }
             let Some(range) = splits::piece(pieces.borders(), pieces.claim()) else {
                 self.in_piece = false;
@@ -80,6 +80,7 @@ impl TableScan {
             self.in_order.restart(vec![range]);
             self.in_piece = true;
         }
+        Ok(Some(self.in_order.row()))
     }
 
     /// The rows from one TID to another, both included.
@@ -91,13 +92,13 @@ impl TableScan {
         self.rows = first.min(end)..end;
     }
 
-    pub fn next_in_tid_range(&mut self, direction: Direction) -> Result<Option<&RowBuf>> {
+    pub fn next_in_tid_range(&mut self, direction: Direction) -> Result<Option<RowRef<'_>>> {
         let forward = direction == Direction::Forward;
         let found = self.by_row.next_of(&self.open, &mut self.view, &mut self.rows, forward)?;
         if found {
-            recent::note_scanned(&self.open, &self.by_row.row);
+            recent::note_scanned(&self.open, self.by_row.row.as_ref());
         }
-        Ok(found.then_some(&self.by_row.row))
+        Ok(found.then(|| self.by_row.row.as_ref()))
     }
 
     /// Begins with a page of a bitmap.
@@ -106,7 +107,7 @@ impl TableScan {
     }
 
     /// The next visible row of the page; `offsets` is `None` when all of them may match.
-    pub fn next_in_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>) -> Result<Option<&RowBuf>> {
+    pub fn next_in_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>) -> Result<Option<RowRef<'_>>> {
         let entries = offsets.map_or(tid::ROWS_PER_BLOCK as usize, <[u16]>::len);
         while self.entry < entries {
             let offset = match offsets {
@@ -120,8 +121,8 @@ impl TableScan {
             let row = RowId(u64::from(block) * tid::ROWS_PER_BLOCK + u64::from(offset) - 1);
             let tid = tid::from_row(row);
             if self.by_row.fetch(&self.open, &mut self.view, self.snapshot, &tid)? == mvcc::Sight::Seen {
-                recent::note_scanned(&self.open, &self.by_row.row);
-                return Ok(Some(&self.by_row.row));
+                recent::note_scanned(&self.open, self.by_row.row.as_ref());
+                return Ok(Some(self.by_row.row.as_ref()));
             }
         }
         Ok(None)
@@ -133,11 +134,11 @@ impl TableScan {
     }
 
     /// The row with this offset in the block being sampled, if it is visible.
-    pub fn sampled(&mut self, offset: u16) -> Result<Option<&RowBuf>> {
+    pub fn sampled(&mut self, offset: u16) -> Result<Option<RowRef<'_>>> {
         let Some(block) = self.block else { return Ok(None) };
         let row = RowId(u64::from(block) * tid::ROWS_PER_BLOCK + u64::from(offset.saturating_sub(1)));
         let found = self.by_row.fetch_row(&self.open, &mut self.view, row)?;
-        Ok(found.then_some(&self.by_row.row))
+        Ok(found.then(|| self.by_row.row.as_ref()))
     }
 
     /// Begins with a virtual block for ANALYZE.
@@ -146,7 +147,7 @@ impl TableScan {
     }
 
     /// The next live row of the block; counts what it passes.
-    pub fn next_to_analyze(&mut self, live: &mut f64, dead: &mut f64) -> Result<Option<&RowBuf>> {
+    pub fn next_to_analyze(&mut self, live: &mut f64, dead: &mut f64) -> Result<Option<RowRef<'_>>> {
         let mut newest_row = RowBuf::default();
         for row in self.rows.by_ref() {
             pgrx::check_for_interrupts!();
@@ -165,7 +166,7 @@ impl TableScan {
                         continue;
                     }
                     *live += 1.0;
-                    return Ok(Some(&self.by_row.row));
+                    return Ok(Some(self.by_row.row.as_ref()));
                 }
                 Some(newest) if newest.head.row_id > found.head.row_id => *dead += 1.0,
                 _ => {}

@@ -525,7 +525,7 @@ fn change_key(
 pub fn named_row(open: &Open, tid: &pg_sys::ItemPointerData, out: &mut RowBuf) -> Result<bool> {
     let found = mvcc::row_of_tid(open, tid, out)?;
     if found {
-        recent::note(open, out);
+        recent::note(open, out.as_ref());
     }
     Ok(found)
 }

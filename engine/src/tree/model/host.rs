@@ -52,6 +52,7 @@ impl Horizon for TestHorizon {
 impl Host for TestHost {
     type Latch = ThreadLatch;
     type Page = Owned<PageBuf>;
+    type Held = Owned<PageBuf>;
     type LogRow = Owned<[u8]>;
     type LogState = ();
     type Horizon = TestHorizon;
@@ -61,6 +62,9 @@ impl Host for TestHost {
         let mut world = self.world.borrow_mut();
         world.fault("read")?;
         world.page(page).map(|p| Owned(Box::new(p)))
+    }
+    fn hold_page(&self, page: Owned<PageBuf>, _spare: Option<Owned<PageBuf>>) -> Owned<PageBuf> {
+        page
     }
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
         let mut world = self.world.borrow_mut();
