@@ -66,7 +66,7 @@ fn put(table: &Memtable, key: &[u8], row: u64) {
 
 fn memtable<K: AsRef<[u8]> + Sync>(name: &str, keys: &[K]) {
     let count = keys.len() as u64;
-    let table = Memtable::new(L0Id(1), RowId(0), Writer(0), 1 << 30).expect("memory");
+    let table = Memtable::new(L0Id(1), RowId(0), Writer(0), 1 << 30, 1 << 20).expect("memory");
     time(&format!("memtable put, {name}"), count, || {
         for (row, key) in keys.iter().enumerate() {
             put(&table, key.as_ref(), row as u64);
@@ -98,7 +98,7 @@ fn memtable<K: AsRef<[u8]> + Sync>(name: &str, keys: &[K]) {
     });
     println!("{:<44} {:>9.1} bytes", format!("memtable a row, {name}"), table.bytes_used() as f64 / count as f64);
     time(&format!("memtable drop, {name}"), count, || drop(table));
-    let table = Memtable::new(L0Id(1), RowId(0), Writer(0), 1 << 30).expect("memory");
+    let table = Memtable::new(L0Id(1), RowId(0), Writer(0), 1 << 30, 1 << 20).expect("memory");
     time(&format!("memtable put, 2 threads, {name}"), count, || {
         std::thread::scope(|threads| {
             for half in 0..2 {

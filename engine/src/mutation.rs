@@ -91,6 +91,8 @@ mutations! {
     ExtentsReusedCurrent,
     /// Readers of an older superversion take coarse index entries for exact ones.
     CoarseTakenForExact,
+    /// Readers of an older superversion do not learn that a merge has taken entries out of the index.
+    GoneNotTold,
     /// What a failed flip had taken is not given back.
     FailedFlipLeaks,
     /// What an abandoned construction had taken is not given back.

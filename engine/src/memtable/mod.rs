@@ -3,6 +3,7 @@
 //! ```text
 //!   Memtable -- arena:     [head | node | node | table of 256 rows | node | ...]     (see arena.rs, node.rs)
 //!            -- skip list:  key ascending, row id descending                         (skip_list.rs)
+//!            -- key trie:   key -> its newest version, by hash                       (key_trie.rs)
 //!            -- row index:  row id -> node                                           (row_index.rs)
 //! ```
 //!
@@ -11,10 +12,14 @@
 //! and changes nothing that a reader sees, [`Memtable::link`] cannot fail. Between the two the version is appended to
 //! the log.
 //!
+//! A version being linked is in the list first, then in the trie, then in the row index: whoever looks meanwhile may meet it in
+//! one and not in another.
+//!
 //! Readers need no lock. Several appenders may add at the same time, also versions of one key in any order of their row
 //! ids (replay); it is for the caller to see that row-id order is version order (I2), by latching keys.
 
 mod arena;
+mod key_trie;
 mod node;
 mod row_index;
 mod skip_list;
@@ -23,6 +28,7 @@ mod tests;
 
 use crate::types::{Fate, Flags, Head, L0Id, LogAddr, RowId, Writer, MAX_KEY};
 use arena::{Arena, UNIT};
+use key_trie::KeyTrie;
 use node::{is_far, Node, Shape, Want, MAX_HEIGHT};
 use row_index::RowIndex;
 use skip_list::{Path, SkipList};
@@ -49,6 +55,7 @@ pub struct Memtable {
     base_row: RowId,
     base_writer: Writer,
     counts: Counts,
+    by_key: KeyTrie,
     by_row: RowIndex,
 }
 
@@ -88,12 +95,25 @@ pub struct NodeId {
 
 impl Memtable {
     /// An empty memtable. Row ids below `base_row` (and 2^32 above it) have no room here; writers near `base_writer`
-    /// take the least space. It never takes more than `capacity` bytes of memory. `None`: no memory.
-    pub fn new(generation: L0Id, base_row: RowId, base_writer: Writer, capacity: usize) -> Option<Memtable> {
-        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer)
+    /// take the least space. It never takes more than `capacity` bytes of memory, and is at its best with about
+    /// `expected` rows. `None`: no memory.
+    pub fn new(
+        generation: L0Id,
+        base_row: RowId,
+        base_writer: Writer,
+        capacity: usize,
+        expected: u64,
+    ) -> Option<Memtable> {
+        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, expected)
     }
 
-    fn with_arena(arena: Arena, generation: L0Id, base_row: RowId, base_writer: Writer) -> Option<Memtable> {
+    fn with_arena(
+        arena: Arena,
+        generation: L0Id,
+        base_row: RowId,
+        base_writer: Writer,
+        expected: u64,
+    ) -> Option<Memtable> {
         let counts = Counts {
             rows: AtomicU64::new(0),
             max_row: AtomicU64::new(0),
@@ -101,7 +121,8 @@ impl Memtable {
             max_writer: AtomicU64::new(0),
         };
         let list = SkipList::new(arena)?;
-        Some(Memtable { list, generation, base_row, base_writer, counts, by_row: RowIndex::new() })
+        let by_key = KeyTrie::new(&list, expected)?;
+        Some(Memtable { list, generation, base_row, base_writer, counts, by_key, by_row: RowIndex::new() })
     }
 
     pub fn generation(&self) -> L0Id {
@@ -210,6 +231,7 @@ impl Memtable {
             self.list.insert(&splice.path, offset, room.shape, &want, exact);
         }
         self.check_order(offset);
+        self.by_key.insert(&self.list, offset, key);
         // SAFETY: always this arena.
         if let Some(slot) = unsafe { self.by_row.slot(&self.list.arena, room.row) } {
             slot.store(offset, Ordering::Release);
@@ -243,7 +265,10 @@ impl Memtable {
 
     /// The newest version of a key.
     pub fn newest(&self, key: &[u8]) -> Option<NodeRef<'_>> {
-        self.at(self.if_key(self.list.seek(&Want::before(key)).1, key))
+        match self.by_key.find(&self.list, key) {
+            Some(found) => self.at(found),
+            None => self.at(self.if_key(self.list.seek(&Want::before(key)).1, key)),
+        }
     }
 
     /// The versions of a key, newest first.
@@ -307,8 +332,8 @@ impl Memtable {
             return None;
         }
         let node = self.at(oldest)?;
-        // At least that one is found: it does not vanish.
-        self.newest(node.key())
+        // At least that one is found: it does not vanish. (The trie might not have it yet.)
+        self.at(self.if_key(self.list.seek(&Want::before(node.key())).1, node.key()))
     }
 
     fn at(&self, offset: u32) -> Option<NodeRef<'_>> {

@@ -149,10 +149,12 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         if self.valid {
             let page = self.loaded()?;
             let next = if forward { self.slot + 1 } else { self.slot.wrapping_sub(1) };
-            if next < page.layout.rows() && page.layout.within_prefix(self.image(), key).is_ok_and(|wanted| {
-                page.layout.suffix(self.image(), next).is_ok_and(|suffix| suffix == wanted)
-                    && self.suffix_of_key(&page) != wanted
-            }) {
+            if next < page.layout.rows()
+                && page.layout.within_prefix(self.image(), key).is_ok_and(|wanted| {
+                    page.layout.suffix(self.image(), next).is_ok_and(|suffix| suffix == wanted)
+                        && self.suffix_of_key(&page) != wanted
+                })
+            {
                 self.stand(next)?;
                 return if forward { Ok(true) } else { self.back_to_newest(run, source) };
             }
@@ -170,7 +172,13 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         self.seek_back(run, source, key, false)
     }
 
-    fn seek_back<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8], included: bool) -> Result<bool> {
+    fn seek_back<S: PageSource<Held = P>>(
+        &mut self,
+        run: &Run<'_>,
+        source: &S,
+        key: &[u8],
+        included: bool,
+    ) -> Result<bool> {
         if run.shape.rows == 0 {
             return self.leave();
         }
@@ -318,7 +326,13 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     }
 
     /// Asks for pages beyond `entered`, the more the longer the walk has gone on this way.
-    fn read_ahead<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, entered: u32, backward: bool) -> Result<()> {
+    fn read_ahead<S: PageSource<Held = P>>(
+        &mut self,
+        run: &Run<'_>,
+        source: &S,
+        entered: u32,
+        backward: bool,
+    ) -> Result<()> {
         let mut ahead = self.ahead;
         if ahead.streak == 0 || ahead.backward != backward {
             ahead = Ahead { backward, streak: 0, until: entered };

@@ -188,10 +188,12 @@ impl<H: Host> Tree<'_, H> {
         self.pause(Pause::MergeCommitted);
         self.correct_index(view, &corrections, first_l0, last_l0);
         self.pause(Pause::MergeIndexed);
-        self.install_merged(&ids, result, on(I8OldSuperversionEdited).then(|| view.edit()))
+        let installed = self.install_merged(&ids, result, on(I8OldSuperversionEdited).then(|| view.edit()))?;
+        self.shared.gone_before.fetch_min(installed, SeqCst);
+        Ok(())
     }
 
-    fn install_merged(&self, ids: &[RunId], result: Option<RunDesc>, stale: Option<Edit>) -> Result<()> {
+    fn install_merged(&self, ids: &[RunId], result: Option<RunDesc>, stale: Option<Edit>) -> Result<u64> {
         self.shared.install(|current| {
             let mut parts = stale.unwrap_or_else(|| current.edit());
             let at = parts.runs.iter().position(|r| ids.contains(&r.id));
@@ -202,8 +204,7 @@ impl<H: Host> Tree<'_, H> {
                 parts.runs.insert(at, Arc::new(scope::with(|| run.clone())));
             }
             SuperVersion::new(current.number + 1, parts)
-        })?;
-        Ok(())
+        })
     }
 
     fn merge(
@@ -277,6 +278,10 @@ impl<H: Host> Tree<'_, H> {
     /// Corrects the index entries, where they still name a run of the merge.
     fn correct_index(&self, view: &SuperVersion, corrections: &[Correction], first: L0Id, last: L0Id) {
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
+        if corrections.iter().any(|correction| matches!(correction.now, Now::Gone)) {
+            // Until the merged run is installed.
+            self.shared.gone_before.store(u64::MAX, SeqCst);
+        }
         for Correction { key, now } in corrections {
             let Some(seen) = self.shared.index.get(key) else { continue };
             if seen.l0 < first || seen.l0 > last {

@@ -51,7 +51,7 @@ impl<H: Host> Tree<'_, H> {
         let active = L0Id(manifest.next_generation.0.max(last.0 + 1));
         // On a standby this is the generation of records to come, and some may have been given their row ids already.
         let base = RowId(next_row.0.saturating_sub(DISORDER));
-        let active = new_generation(active, base, replayed.last_writer, options.memtable_bytes)?;
+        let active = new_generation(active, base, replayed.last_writer, options.memtable_bytes, 0)?;
         loosekv_shm::reserve(&[std::mem::size_of::<Shared<H>>()])
             .map_err(|_| Error::MemoryFull { consumer: crate::error::Consumer::Versions, limit: 0 })?;
         let last_writer = replayed.last_writer;
@@ -102,7 +102,7 @@ pub(super) fn memtable_of_log(
 ) -> Result<Arc<Generation>> {
     // What was logged fitted a memtable of its time and place; give it room even if memtables are smaller here and now.
     let bytes = options.memtable_bytes.saturating_mul(4).max(256 << 20);
-    new_generation(generation, RowId(row.0.saturating_sub(DISORDER)), writer, bytes)
+    new_generation(generation, RowId(row.0.saturating_sub(DISORDER)), writer, bytes, 0)
 }
 
 /// The row log of the generations that are in no run.

@@ -68,11 +68,16 @@ impl<H: Host> Tree<'_, H> {
         }
         let view = self.pin();
         self.pause(Pause::Pinned);
-        let found = self.find_with(&view, key, read_first, choose, out)?;
+        let found = self.find_with(&view, key, read_first, choose, Some(out))?;
         if found.taken {
             self.resolve(out)?;
         }
         Ok(found)
+    }
+
+    /// As [`Tree::find`], for those who need to know no more than `choose` is shown.
+    pub fn find_head(&self, key: &[u8], choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<Found> {
+        self.find_with(&self.pin(), key, None, choose, None)
     }
 
     /// As [`Tree::find`], but leaves a large body in the value log, as its pointer.
@@ -83,7 +88,7 @@ impl<H: Host> Tree<'_, H> {
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: &mut RowBuf,
     ) -> Result<Found> {
-        self.find_with(view, key, None, choose, out)
+        self.find_with(view, key, None, choose, Some(out))
     }
 
     fn find_with(
@@ -92,7 +97,7 @@ impl<H: Host> Tree<'_, H> {
         key: &[u8],
         read_first: Option<Option<IndexEntry>>,
         mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
-        out: &mut RowBuf,
+        out: Option<&mut RowBuf>,
     ) -> Result<Found> {
         self.shared.counters.gets.fetch_add(1, Relaxed);
         let mut newest = None;
@@ -101,7 +106,9 @@ impl<H: Host> Tree<'_, H> {
                 let head = node.head();
                 newest.get_or_insert(head.row_id);
                 if choose(&head, &Hint::of_node(&node)) == Verdict::Take {
-                    self.copy_logged(generation, &node, out)?;
+                    if let Some(out) = out {
+                        self.copy_logged(generation, &node, out)?;
+                    }
                     return Ok(Found::new(true, view, newest));
                 }
             }
@@ -124,7 +131,7 @@ impl<H: Host> Tree<'_, H> {
         choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: &mut RowBuf,
     ) -> Result<bool> {
-        self.search_runs(view, Start { at: 0, certain: false }, key, &mut None, choose, out)
+        self.search_runs(view, Start { at: 0, certain: false }, key, &mut None, choose, Some(out))
     }
 
     fn search_runs(
@@ -134,7 +141,7 @@ impl<H: Host> Tree<'_, H> {
         key: &[u8],
         newest: &mut Option<RowId>,
         choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
-        out: &mut RowBuf,
+        mut out: Option<&mut RowBuf>,
     ) -> Result<bool> {
         let pages = Pages(&self.host);
         let mut hash = None;
@@ -156,7 +163,7 @@ impl<H: Host> Tree<'_, H> {
                     shown = true;
                     newest.get_or_insert(row.head.row_id);
                     let verdict = choose(&row.head, &hint);
-                    if verdict == Verdict::Take {
+                    if let (Verdict::Take, Some(out)) = (verdict, out.as_deref_mut()) {
                         out.set(&row);
                     }
                     verdict
@@ -185,7 +192,9 @@ impl<H: Host> Tree<'_, H> {
             // A key may be absent for its tombstone was purged: that one has to be met before an older version is.
             let purged = L0Id(if on(I5PurgesForgotten) { 0 } else { self.shared.purged.load(SeqCst) });
             let at_purged = view.runs.partition_point(|r| r.first_l0 > purged);
-            return Ok((at < view.runs.len()).then_some(Start { at: at.min(at_purged), certain: false }));
+            let gone = view.number < self.shared.gone_before.load(SeqCst) && !on(GoneNotTold);
+            let first = if gone { 0 } else { at.min(at_purged) };
+            return Ok((at < view.runs.len()).then_some(Start { at: first, certain: false }));
         };
         if entry.l0 > view.flushed {
             if on(I7NewerEntryIsNone) {

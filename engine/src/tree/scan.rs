@@ -175,7 +175,7 @@ impl<H: Host> Cursor<H> {
     /// The key that was found last, if nothing has happened since.
     fn key_found(&self) -> Option<Vec<u8>> {
         match (&self.at, &self.way) {
-            (Place::Found, Way::Merged(sources)) => sources.key_left(&self.view),
+            (Place::Found, Way::Merged(sources)) => sources.key(&self.view).map(<[u8]>::to_vec),
             (Place::Found, _) => Some(self.key.clone()),
             _ => None,
         }
@@ -187,10 +187,10 @@ impl<H: Host> Cursor<H> {
         if result.is_err() {
             // Some of the cursors below have moved, others have not.
             let place = match (std::mem::replace(&mut self.at, Place::Fresh), &self.way) {
-                (Place::Found, Way::Merged(sources)) => sources.key_left(&self.view).map(Bound::Excluded),
+                (Place::Found, Way::Merged(sources)) => sources.key_failed(&self.view).map(Bound::Excluded),
                 // What fails in a guided step is the look at its key.
                 (Place::Found, _) => Some(Bound::Included(self.key.clone())),
-                (Place::Next, Way::Merged(sources)) => sources.key_left(&self.view).map(Bound::Included),
+                (Place::Next, Way::Merged(sources)) => sources.key_failed(&self.view).map(Bound::Included),
                 (at, _) => {
                     self.leave(at);
                     return result;
@@ -201,11 +201,7 @@ impl<H: Host> Cursor<H> {
         result
     }
 
-    fn try_advance(
-        &mut self,
-        tree: &Tree<'_, H>,
-        mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
-    ) -> Result<bool> {
+    fn try_advance(&mut self, tree: &Tree<'_, H>, mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {
         while self.find_way(tree)? {
             let Cursor { way, view, lower, upper, direction, at, key, row, .. } = self;
             let within = |key: &[u8]| match direction {

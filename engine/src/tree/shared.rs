@@ -43,6 +43,9 @@ pub struct Shared<H: Host> {
     /// In a superversion before this one, an index entry may name a run that is newer than the one that holds the key:
     /// runs that are one run by now were several then.
     pub coarse_before: AtomicU64,
+    /// In a superversion before this one, a key may have no index entry because a merge has dropped all its versions: those
+    /// in runs that are not indexed are still there, and what shadows them has no entry any more.
+    pub gone_before: AtomicU64,
     /// Newest L0 id of which a tombstone's index entry was purged.
     pub purged: AtomicU64,
     pub next_row: AtomicU64,
@@ -170,6 +173,7 @@ impl<H: Host> Shared<H> {
             evicted_at: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
             coarse_before: AtomicU64::new(0),
+            gone_before: AtomicU64::new(0),
             purged: AtomicU64::new(0),
             next_row: AtomicU64::new(next_row.0),
             last_writer: AtomicU64::new(last_writer.0),
@@ -300,7 +304,8 @@ impl<H: Host> Shared<H> {
     pub fn generation(&self, id: L0Id) -> Result<Arc<Generation>> {
         let base = RowId(self.next_row.load(Relaxed));
         let writer = Writer(self.last_writer.load(Relaxed));
-        new_generation(id, base, writer, self.options.memtable_bytes)
+        let expected = self.current.pin::<H>().active.table.rows();
+        new_generation(id, base, writer, self.options.memtable_bytes, expected)
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
@@ -315,8 +320,9 @@ const ROUNDS: u32 = 3;
 const RESERVE: [usize; 4] =
     [std::mem::size_of::<SuperVersion>(), std::mem::size_of::<Generation>() + 16, 1024, 2 * 1024];
 
-pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Result<Arc<Generation>> {
-    scope::with(|| match Memtable::new(id, base, writer, usize::try_from(bytes).unwrap_or(usize::MAX)) {
+/// An empty memtable, for about so many rows.
+pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64, rows: u64) -> Result<Arc<Generation>> {
+    scope::with(|| match Memtable::new(id, base, writer, usize::try_from(bytes).unwrap_or(usize::MAX), rows) {
         Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0) })),
         None => Err(Error::MemoryFull { consumer: Consumer::Memtable, limit: bytes }),
     })

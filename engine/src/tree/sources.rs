@@ -40,7 +40,7 @@ pub(super) struct Sources<H: Host> {
     /// The next key on top.
     heap: Vec<Entry>,
     direction: Direction,
-    /// The key that is being left, while other sources may have it.
+    /// The key that is being left, if other sources may have it, or this is a walk backwards.
     left: Vec<u8>,
 }
 
@@ -121,9 +121,11 @@ impl<H: Host> Sources<H> {
         }
     }
 
-    /// The key on top, even if the source there has failed to move on from it.
-    pub fn key_left(&self, view: &SuperVersion) -> Option<Vec<u8>> {
+    /// The key at which [`Sources::older`] or [`Sources::leave_key`] has just failed.
+    pub fn key_failed(&self, view: &SuperVersion) -> Option<Vec<u8>> {
         match self.top()? {
+            // On the way back a cursor passes the older versions of the key before, and may fail there.
+            _ if self.direction == Direction::Backward && !self.left.is_empty() => Some(self.left.clone()),
             Source::Run { cursor, .. } => Some(cursor.key().to_vec()),
             source => source.key(view).map(<[u8]>::to_vec),
         }
@@ -131,6 +133,7 @@ impl<H: Host> Sources<H> {
 
     /// On to the next older version of the key on top. False: the next key came.
     pub fn older(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
+        self.left.clear();
         match self.heap.first().and_then(|top| self.sources.get_mut(top.source)) {
             Some(top) => Ok(top.older(tree, view)? || self.next_source(tree, view)?),
             None => Ok(false),
@@ -151,7 +154,7 @@ impl<H: Host> Sources<H> {
             [top, rivals @ ..] => rivals.iter().take(2).any(|rival| rival.prefix == top.prefix),
             [] => return Ok(false),
         };
-        if rivals {
+        if rivals || self.direction == Direction::Backward {
             let mut key = std::mem::take(&mut self.left);
             key.clear();
             key.extend_from_slice(self.key(view).unwrap_or_default());

@@ -258,7 +258,7 @@ impl<H: Host> Tree<'_, H> {
     #[cold]
     pub(super) fn append_large(&self, rows: &[NewRow<'_>]) -> Result<Appended> {
         if let [row] = rows {
-            if self.is_stale(row) {
+            if row.expect.is_some_and(|expect| !self.is_as_observed(row.key, expect)) {
                 return Ok(Appended { written: 0, first: RowId(0) });
             }
         }

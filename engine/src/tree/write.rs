@@ -69,11 +69,12 @@ impl<H: Host> Tree<'_, H> {
         })
     }
 
-    /// Whether the row's key is known not to be as it was observed any more.
-    pub(super) fn is_stale(&self, row: &NewRow<'_>) -> bool {
+    /// Whether the newest version of the key is still the one that was observed. False also when only another look-up can
+    /// tell.
+    pub fn is_as_observed(&self, key: &[u8], observed: Observed) -> bool {
         let view = self.pin();
-        let splice = view.active.table.probe(row.key);
-        row.expect.is_some_and(|expect| !is_as_observed(&view, &splice, row.key, expect))
+        let newest = view.active.table.newest(key).map(|node| node.row_id());
+        is_as_observed(&view, newest, key, observed)
     }
 
     /// `None`: the memtable is full.
@@ -83,7 +84,7 @@ impl<H: Host> Tree<'_, H> {
         let _stripes = Stripes::lock(self.shared, rows);
         if let [row] = rows {
             let splice = view.active.table.probe(row.key);
-            if row.expect.is_some_and(|expect| !is_as_observed(&view, &splice, row.key, expect)) {
+            if row.expect.is_some_and(|expect| !is_as_observed(&view, splice.newest(), row.key, expect)) {
                 return Ok(Some(Appended { written: 0, first: RowId(0) }));
             }
             return self.append_checked(&view, rows, &[splice], records);
@@ -93,7 +94,7 @@ impl<H: Host> Tree<'_, H> {
             let splice = view.active.table.probe(row.key);
             if let Some(expect) = row.expect {
                 let mut earlier = rows.iter().take(at);
-                if !is_as_observed(&view, &splice, row.key, expect) || earlier.any(|e| e.key == row.key) {
+                if !is_as_observed(&view, splice.newest(), row.key, expect) || earlier.any(|e| e.key == row.key) {
                     break;
                 }
             }
@@ -240,12 +241,13 @@ fn head_of(row: &NewRow<'_>, first: RowId, at: usize) -> Head {
     }
 }
 
-/// Whether the newest version of `key` is still the one that was observed. The key's stripe is held.
-fn is_as_observed(view: &SuperVersion, splice: &Splice<'_>, key: &[u8], expect: Observed) -> bool {
+/// Whether the newest version of `key`, of which the active memtable has `newest`, is still the one that was observed. Before
+/// an append the key's stripe is held.
+fn is_as_observed(view: &SuperVersion, newest: Option<RowId>, key: &[u8], expect: Observed) -> bool {
     if on(I2ExpectationIgnored) {
         return true;
     }
-    if let Some(newest) = splice.newest() {
+    if let Some(newest) = newest {
         return expect.newest == Some(newest);
     }
     if view.number == expect.version {

@@ -7,6 +7,7 @@
 pub mod by_row;
 pub mod info;
 pub mod key_scan;
+pub mod last_look;
 pub mod lock;
 pub mod mvcc;
 pub mod recent;

@@ -7,7 +7,7 @@
 //! A tombstone with KILLED takes a speculative insertion back, which was made where nothing lived. To everybody but MVCC
 //! snapshots it says "the key is absent" whoever wrote it, and whatever became of him: nobody need wait for its writer.
 
-use super::{recent, tid, write, Open};
+use super::{last_look, recent, tid, write, Open};
 use crate::host::PgHost;
 use crate::pg::ssi;
 use crate::pg::xact::{self, SPECULATIVE_TOKEN};
@@ -65,18 +65,32 @@ impl Newest {
     }
 }
 
+/// Finds it, and says what was observed for the append that may follow.
+pub fn newest_head(open: &Open, key: &[u8]) -> Result<(Option<Newest>, Observed)> {
+    if let Some(known) = last_look::recall(open, key) {
+        return Ok(known);
+    }
+    let mut newest = None;
+    let found = open.tree.find_head(key, choose_newest(&mut newest))?;
+    last_look::note(open, key, newest, found.observed);
+    Ok((newest, found.observed))
+}
+
 /// Finds it, copies it to `out`, and says what was observed for the append that may follow.
 pub fn newest(open: &Open, key: &[u8], out: &mut RowBuf) -> Result<(Option<Newest>, Observed)> {
     let mut newest = None;
-    let choose = |head: &Head, hint: &Hint<'_>| match standing(head, hint) {
+    let found = open.tree.find(key, choose_newest(&mut newest), out)?;
+    Ok((newest, found.observed))
+}
+
+fn choose_newest(newest: &mut Option<Newest>) -> impl FnMut(&Head, &Hint<'_>) -> Verdict + '_ {
+    |head, hint| match standing(head, hint) {
         Standing::Aborted => Verdict::Skip,
         standing => {
-            newest = Some(Newest { head: *head, standing });
+            *newest = Some(Newest { head: *head, standing });
             Verdict::Take
         }
-    };
-    let found = open.tree.find(key, choose, out)?;
-    Ok((newest, found.observed))
+    }
 }
 
 /// The newest version of a key that is there to stay, as far as this transaction is concerned.
@@ -263,6 +277,11 @@ impl View {
         self.busy = None;
         let found = open.tree.find(key, |head, hint| self.verdict(head, hint), out)?;
         self.check_passed(open.rel);
+        if recent::is_noting() && matches!(self.kind, Kind::Mvcc | Kind::Dirty) && self.busy.is_none() {
+            let standing = if xact::is_mine(out.head.writer) { Standing::Mine } else { Standing::Committed };
+            let newest = found.taken.then_some(Newest { head: out.head, standing });
+            last_look::note(open, key, newest, found.observed);
+        }
         let sees = found.taken && !out.head.flags.is_tombstone();
         if self.kind != Kind::Dirty {
             return Ok(sees);

@@ -4,7 +4,7 @@
 //! replace it. It has just been read by a scan. A row version never changes, so a copy is as good as the original, and
 //! saves the way through the row directory.
 
-use super::Open;
+use super::{last_look, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::types::{RowBuf, RowId, RowRef};
 use std::cell::{Cell, RefCell};
@@ -27,6 +27,7 @@ thread_local! {
 
 /// Whether scans should note what they return: a statement that may come back to its rows is running.
 pub fn set_noting(noting: bool) -> bool {
+    last_look::forget();
     NOTING.replace(noting)
 }
 
@@ -80,5 +81,6 @@ pub fn find_row(open: &Open, row: RowId, out: &mut RowBuf) -> Result<bool> {
 
 /// Row ids of a file may begin anew.
 pub fn forget() {
+    last_look::forget();
     KEEPER.with_borrow_mut(|kept| kept.iter_mut().for_each(|kept| kept.file = 0));
 }

@@ -118,14 +118,14 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
         let any = &raw mut pg_sys::SnapshotAnyData;
         let mut view = View::new(old.rel(), any);
         let mut cursor = from.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward)?;
-        let (mut row, mut scratch, mut draft) = (RowBuf::default(), RowBuf::default(), Draft::default());
+        let (mut row, mut draft) = (RowBuf::default(), Draft::default());
         let mut rows = 0.0;
         while view.next(&from, &mut cursor, &mut row)? {
             pgrx::check_for_interrupts!();
             slots::store(slot, &from, row.as_ref());
             to.draft(slot, &mut draft);
             if to.info.is_keyed() {
-                let (newest, _) = mvcc::newest(&to, &draft.key, &mut scratch)?;
+                let (newest, _) = mvcc::newest_head(&to, &draft.key)?;
                 if newest.is_some_and(|newest| !newest.is_absent()) {
                     return Ok(Rekeyed::Duplicate(slot));
                 }

@@ -80,10 +80,9 @@ pub fn insert(open: &Open, draft: &Draft, command: u32, flags: Flags) -> Result<
     if !open.info.is_keyed() {
         return append_unkeyed(open, draft, writer, command).map(Inserted::Row);
     }
-    let mut scratch = RowBuf::default();
     let mut waited_for = None;
     loop {
-        let (newest, observed) = mvcc::newest(open, &draft.key, &mut scratch)?;
+        let (newest, observed) = mvcc::newest_head(open, &draft.key)?;
         let incarnation = match newest {
             None => 0,
             Some(newest) if newest.standing == Standing::InProgress => {
@@ -146,7 +145,6 @@ pub fn insert_many(
     mut done: impl FnMut(usize, Head),
 ) -> Result<Option<usize>> {
     let writer = xact::current_writer();
-    let mut scratch = RowBuf::default();
     let mut from = 0;
     while from < drafts.len() {
         let mut rows = Vec::with_capacity(drafts.len() - from);
@@ -154,7 +152,7 @@ pub fn insert_many(
             let (mut incarnation, mut expect) = (0, None);
             if open.info.is_keyed() {
                 ssi::write_key(open.rel, &draft.key);
-                let (newest, observed) = mvcc::newest(open, &draft.key, &mut scratch)?;
+                let (newest, observed) = mvcc::newest_head(open, &draft.key)?;
                 match newest {
                     None => {}
                     Some(newest) if newest.standing != Standing::InProgress && newest.is_absent() => {
@@ -228,9 +226,8 @@ pub fn complete_speculative(open: &Open, draft_key: &[u8], row: RowId, succeeded
 
 /// Writes a KILLED tombstone over a version of ours, on top of which nobody can have written meanwhile.
 fn take_back(open: &Open, key: &[u8], row: RowId, command: u32) -> Result<()> {
-    let mut scratch = RowBuf::default();
     loop {
-        let (newest, observed) = mvcc::newest(open, key, &mut scratch)?;
+        let (newest, observed) = mvcc::newest_head(open, key)?;
         let Some(newest) = newest.filter(|newest| newest.head.row_id == row) else {
             return Err(Error::structure(format!(
                 "row version {row} is to be taken back and is not the newest of its key"
@@ -285,7 +282,10 @@ pub enum Ready {
 pub fn prepare(open: &Open, old: &RowBuf, change: Change, waited_for: &mut Option<RowId>) -> Result<Ready> {
     let mut scratch = RowBuf::default();
     loop {
-        let (newest, observed) = mvcc::newest(open, &old.key, &mut scratch)?;
+        let (mut newest, mut observed) = mvcc::newest_head(open, &old.key)?;
+        if newest.is_some_and(|newest| newest.head.row_id > old.head.row_id) {
+            (newest, observed) = mvcc::newest(open, &old.key, &mut scratch)?;
+        }
         let Some(newest) = newest.filter(|newest| newest.head.row_id >= old.head.row_id) else {
             return Ok(Ready::No(Refusal::new(TM_Result::TM_Invisible, old.head.row_id)));
         };

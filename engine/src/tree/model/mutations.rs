@@ -72,6 +72,7 @@ const TABLE: &[(Mutation, By)] = &[
     (ExtentsReusedPinned, Model(Calm)),
     (ExtentsReusedCurrent, Model(Restless)),
     (CoarseTakenForExact, Model(Restless)),
+    (GoneNotTold, Model(Faulty)),
     (FailedFlipLeaks, Model(Faulty)),
     (AbandonedLeaks, Model(Faulty)),
     (UncoveredEntryTrusted, Model(Restless)),
@@ -111,8 +112,9 @@ fn always_found(mutation: Option<Mutation>, seed: u64) -> bool {
     })
 }
 
-/// A gap: nothing notices this one for sure since readers distrust entries of runs that the index does not cover.
-const UNNOTICED: [Mutation; 1] = [Mutation::I5PurgesForgotten];
+/// A gap: nothing notices these for sure. The first since readers distrust entries of runs that the index does not cover;
+/// the second was found by one seed in some thousands.
+const UNNOTICED: [Mutation; 2] = [Mutation::I5PurgesForgotten, Mutation::GoneNotTold];
 
 /// `LOOSEKV_MUTATION=I8` runs those whose names begin so.
 #[test]
