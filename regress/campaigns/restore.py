@@ -193,4 +193,5 @@ def main(directory, servers):
             "minimal WAL, checksums: no difference")
 
 
-lib.run("restore", main)
+if __name__ == "__main__":
+    lib.run("restore", main)
