@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Crash campaign: kills at random moments under a mixed load; afterwards the twins are the same.
 
-    crash.py [ROUNDS [SEED]]
+    crash.py [ROUNDS [SEED [index]]]
+
+With `index` the sessions read by secondary indexes and change keys more than anything else, and pages are written out long before
+asynchronous commits are.
 """
 import os
 import random
@@ -36,10 +39,11 @@ def main(directory, servers):
     print(f"crash: seed {seed}", flush=True)
     server = lib.Server(os.path.join(directory, "cluster"), lib.BASE_PORT)
     servers.append(server)
-    server.create("max_wal_size = '64MB'")
+    by_index = sys.argv[3:] == ["index"] or (lib.SHORT and rng.random() < 0.5)
+    server.create("max_wal_size = '64MB'", *(["shared_buffers = '2MB'", "wal_writer_delay = '10s'"] if by_index else []))
     server.sql(lib.twin_schema())
     done, transactions = {}, 0
-    writers = [lib.Writer(i) for i in range(5)]
+    writers = [(lib.IndexWriter if by_index else lib.Writer)(i) for i in range(5)]
     for number in range(rounds):
         load = lib.Load(server, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-{number}").start()
         # Sometimes right after the last recovery, sometimes later.

@@ -25,7 +25,7 @@ class Failure(Exception):
 
 
 def work_directory(name):
-    path = tempfile.mkdtemp(prefix=f"loosekv-{name}.", dir=os.environ.get("TMPDIR", "/tmp"))
+    path = tempfile.mkdtemp(prefix=f"loosekv-{name.replace(' ', '-')}.", dir=os.environ.get("TMPDIR", "/tmp"))
     os.chmod(path, 0o755)
     return path
 
@@ -423,6 +423,30 @@ class Writer:
         if rng.random() < 0.3:
             text += f"DELETE FROM @1 WHERE k BETWEEN {1_000_000_000 + self.number * 10_000_000} AND {first - 400};\n"
         return text
+
+
+class IndexWriter(Writer):
+    """Reads by secondary indexes and changes keys and indexed columns, more than anything else; commits are mostly asynchronous."""
+
+    def __call__(self, rng):
+        begin = FORCED.replace("SET LOCAL", "SET") + " SET synchronous_commit = off;\n" if rng.random() < 0.01 else ""
+        return begin + super().__call__(rng)
+
+    def operation(self, rng):
+        if rng.random() < 0.3:
+            return super().operation(rng)
+        k, k2, s = self.key(rng), self.key(rng), rng.randrange(50)
+        mine = f"k BETWEEN {self.number * 100_000} AND {self.number * 100_000 + OWN}"
+        return rng.choice((
+            lambda: f"SELECT count(*), sum(k) FROM @1 WHERE s BETWEEN {s} AND {s} + 3;\n",
+            lambda: f"SELECT count(*), sum(k) FROM @1 WHERE s = {s};\n",
+            lambda: f"UPDATE @1 SET k = {k2} WHERE k = {k} AND NOT EXISTS (SELECT FROM @1 WHERE k = {k2});\n",
+            lambda: f"UPDATE @1 SET k = {k2}, s = {s} WHERE k = {k} AND NOT EXISTS (SELECT FROM @1 WHERE k = {k2});\n",
+            lambda: f"UPDATE @1 SET s = {s} WHERE k = {k};\n",
+            lambda: f"UPDATE @1 SET s = s + 1 WHERE s = {s} AND {mine};\n",
+            lambda: f"DELETE FROM @1 WHERE s = {s} AND {mine};\n",
+            lambda: f"INSERT INTO @1 SELECT i, {s}, 'i' FROM generate_series({k}, {k} + 5) i ON CONFLICT (k) DO UPDATE SET s = EXCLUDED.s;\n",
+        ))()
 
 
 def maintenance(rng):

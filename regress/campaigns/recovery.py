@@ -126,4 +126,5 @@ def main(directory, servers):
             f"{at_first_use} at first use, {transactions} transactions, no difference")
 
 
-lib.run("recovery", main)
+if __name__ == "__main__":
+    lib.run("recovery", main)

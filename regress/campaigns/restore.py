@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Restore campaign: backups, points in time, prepared transactions, unlogged tables, minimal WAL, copied databases, checksums.
+"""Restore campaign: backups, points in time, prepared transactions, what recovery may meet, unlogged tables, minimal WAL, copied databases.
 
     restore.py [SEED]
 """
@@ -41,6 +41,8 @@ def points_in_time(directory, servers, server, load):
     load.stop()
     server.sql("SELECT pg_create_restore_point('here')")
     state = server.sql(STATE)
+    moment = server.sql("SELECT clock_timestamp()")
+    time.sleep(0.1)
     more = lib.Load(server, directory, [lib.Writer(7), lib.maintenance], "more").start()
     time.sleep(1.5)
     more.stop()
@@ -53,8 +55,14 @@ def points_in_time(directory, servers, server, load):
     alone.start()
     lib.verify(alone)
     alone.kill_all()
-    point = restored(directory, "point", server.port + 1, os.path.join(directory, "second"), servers, "archive_mode = off",
-                     f"restore_command = 'cp {archive}/%f %p'", "recovery_target_name = 'here'", "recovery_target_action = 'promote'")
+    subprocess.run(["cp", "-a", os.path.join(directory, "second"), os.path.join(directory, "third")], check=True)
+    for copy, target in (("second", "recovery_target_name = 'here'"), ("third", f"recovery_target_time = '{moment}'")):
+        to_a_point(restored(directory, f"point-{copy}", server.port + 1, os.path.join(directory, copy), servers, "archive_mode = off",
+                            f"restore_command = 'cp {archive}/%f %p'", target, "recovery_target_action = 'promote'"), state)
+
+
+def to_a_point(point, state):
+    """Replays the archive up to the target, where the state was this; goes on from there."""
     subprocess.run(["touch", os.path.join(point.data, "recovery.signal")], check=True)
     point.start()
     for _ in range(300):
@@ -89,6 +97,50 @@ def prepared(server):
     lib.verify(server)
     if server.sql("SELECT count(*) FROM l1 WHERE v = 'prepared'") != "2":
         raise lib.Failure("a prepared transaction did not come out as it was told to")
+
+
+def missing_library(server):
+    """Without the library recovery stops and says why; with it nothing is missing."""
+    for t in "hl":
+        server.sql(f"UPDATE {t}1 SET n = n + 1 WHERE k % 3 = 0")
+    server.kill_all()
+    server.configure("shared_preload_libraries = ''")
+    if server.start(check=False):
+        raise lib.Failure("recovery went on without the library")
+    if "resource manager with ID" not in server.log_tail(30) or "shared_preload_libraries" not in server.log_tail(30):
+        raise lib.Failure(f"no clear stop: {server.log_tail(30)}")
+    server.bury()
+    server.configure("shared_preload_libraries = 'loosekv'")
+    server.start()
+    lib.verify(server)
+
+
+def dropped_and_cut(server):
+    """Records for tables that are dropped, emptied or cut when they are replayed."""
+    server.sql("CHECKPOINT", "CREATE TABLE gone (k int PRIMARY KEY, v text) USING loosekv", "CREATE TABLE emptied (k int PRIMARY KEY, v text) USING loosekv",
+               "CREATE TABLE shortened (k int PRIMARY KEY, v text) USING loosekv")
+    for table in ("gone", "emptied", "shortened"):
+        server.sql(f"INSERT INTO {table} SELECT i, repeat('v', 200) FROM generate_series(1, 5000) i", f"SELECT loosekv.flush('{table}')",
+                   f"UPDATE {table} SET v = 'w' WHERE k < 3000", f"SELECT loosekv.compact('{table}')", f"INSERT INTO {table} SELECT i, 'log' FROM generate_series(5001, 5100) i")
+    server.sql("DROP TABLE gone", "TRUNCATE emptied", "INSERT INTO emptied VALUES (1, 'x')", "DELETE FROM shortened WHERE k > 10", "VACUUM shortened",
+               "SELECT loosekv.compact('shortened')", "VACUUM shortened", "INSERT INTO shortened VALUES (6000, 'after')")
+    server.kill_all()
+    server.start()
+    if (server.sql("SELECT count(*) FROM emptied"), server.sql("SELECT count(*), sum(k) FROM shortened")) != ("1", "11|6055"):
+        raise lib.Failure("tables that were emptied or cut before a crash are not what they were")
+    server.sql("DROP TABLE emptied, shortened")
+
+
+def inspected(server):
+    """pg_walinspect shows what the resource manager's records say."""
+    start = server.sql("CREATE EXTENSION IF NOT EXISTS pg_walinspect", "CHECKPOINT", "SELECT pg_current_wal_lsn()").split()[-1]
+    server.sql("CREATE TABLE seen (k int PRIMARY KEY, v text) USING loosekv", "INSERT INTO seen SELECT i, 'v' FROM generate_series(1, 10) i", "SELECT loosekv.flush('seen')",
+               "INSERT INTO seen VALUES (11, 'v')", "INSERT INTO seen VALUES (12, 'v')", "DROP TABLE seen", "SELECT pg_switch_wal()", "CHECKPOINT")
+    found = dict(line.split("|", 1) for line in server.sql(
+        "SELECT DISTINCT ON (record_type) record_type, description FROM pg_get_wal_records_info_till_end_of_wal("
+        f"'{start}') WHERE resource_manager = 'loosekv' ORDER BY record_type, start_lsn").splitlines())
+    if set(found) != {"APPEND", "APPEND+INIT", "FLIP"} or "generation" not in found["APPEND+INIT"] or "superseded" not in found["FLIP"] or "bytes" not in found["APPEND"]:
+        raise lib.Failure(f"pg_walinspect shows {found}")
 
 
 def unlogged(server):
@@ -184,13 +236,18 @@ def main(directory, servers):
     if complaints:
         raise lib.Failure("sessions were told: " + "\n".join(complaints[:10]))
     prepared(server)
+    missing_library(server)
+    dropped_and_cut(server)
+    inspected(server)
     unlogged(server)
     copied_databases(server)
     minimal(directory, servers)
     lib.verify(server)
     checksums(server)
-    return ("backup under load restored alone and to a named point, prepared transactions, unlogged table, copied databases, "
+    return ("backup under load restored alone, to a named point and to a time, prepared transactions, missing library, records of dropped and "
+            "cut tables, pg_walinspect, unlogged table, copied databases, "
             "minimal WAL, checksums: no difference")
 
 
-lib.run("restore", main)
+if __name__ == "__main__":
+    lib.run("restore", main)

@@ -221,4 +221,5 @@ def promoted(primary, standby, writers, directory, seed):
     lib.verify(standby)
 
 
-lib.run("standby", main)
+if __name__ == "__main__":
+    lib.run("standby", main)

@@ -152,7 +152,7 @@ pub mod log_page {
     use loosekv_engine::types::{ExtentSeq, L0Id};
 
     /// Where the records begin.
-    pub const RECORDS: usize = CONTENT + 16;
+    pub const RECORDS: usize = crate::host::redo::RECORDS;
     /// Room for records.
     pub const CAPACITY: usize = PAGE_SIZE - RECORDS;
     const GENERATION_AT: usize = CONTENT;

@@ -7,6 +7,7 @@
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
 //! | [`log`] | the row log: log pages in the main fork |
 //! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
+//! | [`redo`] | what replay of a record decides before it touches a page |
 //! | [`maintenance`] | one flush or merge at a time |
 //! | [`writers`] | transaction ids and what became of them |
 //! | [`latch`] | LWLocks in place |
@@ -29,6 +30,7 @@ pub mod log;
 pub mod maintenance;
 pub mod pages;
 pub mod readers;
+pub mod redo;
 pub mod registry;
 pub mod standby;
 pub mod writers;

@@ -183,7 +183,7 @@ impl PgHost {
     }
 
     /// The LSN of the meta page: when it was last flipped. 0: there is none.
-    pub(super) fn meta_lsn(&self) -> Result<u64> {
+    pub fn meta_lsn(&self) -> Result<u64> {
         if !self.reaches(1) {
             return Ok(0);
         }

@@ -13,6 +13,8 @@
 //!   any more, and the last user frees it.
 //! - Everything here can be rebuilt from pages (I19), so idle tables are given up when memory or slots run short.
 
+mod recent;
+
 use crate::host::held::HeldList;
 use crate::host::latch::LwLatch;
 use crate::host::standby::{self, Progress};
@@ -26,6 +28,7 @@ use loosekv_engine::page::PageBuf;
 use loosekv_engine::tree::{Shared, Tree};
 use loosekv_shm::RawLatch;
 use pgrx::pg_sys;
+use recent::RECENTLY;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
@@ -446,69 +449,6 @@ fn release(slot: &'static Slot) {
     }
 }
 
-/// Slots that this process has used last and found to be of the file they should be.
-struct Recent {
-    entries: UnsafeCell<[RecentEntry; RECENT]>,
-}
-
-const RECENT: usize = 16;
-
-#[derive(Clone, Copy)]
-struct RecentEntry {
-    key: FileKey,
-    relid: u32,
-    stamp: u64,
-    slot: Option<&'static Slot>,
-}
-
-// SAFETY: per process, and a process is one thread.
-unsafe impl Sync for Recent {}
-
-const EMPTY: RecentEntry =
-    RecentEntry { key: FileKey { tablespace: 0, database: 0, file: 0, backend: 0 }, relid: 0, stamp: 0, slot: None };
-static RECENTLY: Recent = Recent { entries: UnsafeCell::new([EMPTY; RECENT]) };
-
-impl Recent {
-    fn entry(&self, key: &FileKey) -> *mut RecentEntry {
-        // SAFETY: the index is within the array.
-        unsafe { self.entries.get().cast::<RecentEntry>().add(key.hash() as usize % RECENT) }
-    }
-
-    /// The slot, counted as used, if it is still the one that was found before.
-    fn find(&self, key: &FileKey) -> Option<&'static Slot> {
-        // SAFETY: this process is one thread and the copy ends the borrow.
-        let entry = unsafe { *self.entry(key) };
-        let slot = entry.slot.filter(|_| entry.key == *key)?;
-        slot.users.fetch_add(1, SeqCst);
-        if slot.stamp.load(SeqCst) == entry.stamp && slot.state.load(SeqCst) == LIVE {
-            return Some(slot);
-        }
-        if let Ok(registry) = registry() {
-            registry.leave(slot);
-        }
-        None
-    }
-
-    fn note(&self, key: FileKey, relid: u32, slot: &'static Slot) {
-        let entry = RecentEntry { key, relid, stamp: slot.stamp.load(Acquire), slot: Some(slot) };
-        // SAFETY: this process is one thread.
-        unsafe { *self.entry(&key) = entry };
-    }
-
-    /// `relid` 0: all.
-    fn forget(&self, relid: u32) {
-        for i in 0..RECENT {
-            // SAFETY: within the array; this process is one thread.
-            unsafe {
-                let entry = self.entries.get().cast::<RecentEntry>().add(i);
-                if relid == 0 || (*entry).relid == relid {
-                    *entry = EMPTY;
-                }
-            }
-        }
-    }
-}
-
 /// A relcache invalidation: the relation may have another file, or another table its file.
 pub fn relation_changed(relid: pg_sys::Oid) {
     RECENTLY.forget(relid.to_u32());
@@ -788,11 +728,20 @@ pub fn release_by_force() {
 
 /// Forgets this session's temporary tables of which `gone` is true. PostgreSQL does not tell which it has dropped.
 pub fn forget_temporary(gone: impl Fn(pg_sys::RelFileNode) -> bool) {
-    let Ok(registry) = registry() else { return };
     // SAFETY: set at process start.
     let mine = unsafe { pg_sys::MyBackendId };
+    forget_where(|key| key.backend != pg_sys::InvalidBackendId && key.backend == mine && gone(key.node()));
+}
+
+/// The files of a database are gone: all of them, or those in one tablespace.
+pub fn forget_database(database: u32, tablespace: Option<u32>) {
+    forget_where(|key| key.database == database && tablespace.is_none_or(|tablespace| key.tablespace == tablespace));
+}
+
+fn forget_where(gone: impl Fn(&FileKey) -> bool) {
+    let Ok(registry) = registry() else { return };
     each(|key, _, slot| {
-        if key.backend != pg_sys::InvalidBackendId && key.backend == mine && gone(key.node()) {
+        if gone(&key) {
             registry.doom(slot);
         }
     });

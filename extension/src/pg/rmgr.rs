@@ -9,12 +9,12 @@
 //! Pages of runs travel in PostgreSQL's own full-page records. Redo works on one page, is idempotent by the page's LSN,
 //! and changes nothing in shared memory (I19). A record that does not fit its page stops recovery, as PostgreSQL's own do.
 
-use crate::host::buffer::log_page::{self, LogHead};
+use crate::host::buffer::log_page::LogHead;
 use crate::host::buffer::RawPage;
-use crate::host::standby;
+use crate::host::{redo, standby};
 use crate::pg::bindings;
-use loosekv_engine::page::{PageBuf, PageKind};
-use loosekv_engine::types::{HOST_HEADER, PAGE_SIZE};
+use loosekv_engine::page::PageBuf;
+use loosekv_engine::types::HOST_HEADER;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
@@ -111,13 +111,8 @@ unsafe fn redo_append(record: *mut pg_sys::XLogReaderState) {
         let action = bindings::XLogReadBufferForRedo(record, 0, &mut buffer);
         if action == pg_sys::XLogRedoAction::BLK_NEEDS_REDO {
             let (page, bytes) = (RawPage::of(buffer), block_data(record));
-            let at = page.lower();
-            if page.is_new() || page.kind() != PageKind::Log as u8 || at < log_page::RECORDS {
-                stop(record, "the page to append to is no log page");
-            }
-            if bytes.is_empty() || at + bytes.len() > PAGE_SIZE {
-                stop(record, &format!("{} bytes do not fit the log page at {at}", bytes.len()));
-            }
+            let found = redo::Found { is_new: page.is_new(), kind: page.kind(), lower: page.lower() };
+            let at = redo::append_at(found, bytes.len()).unwrap_or_else(|why| stop(record, &why));
             page.write(at, bytes);
             page.set_used(at + bytes.len());
             finish(record, buffer, page);
@@ -134,14 +129,12 @@ unsafe fn redo_append_init(record: *mut pg_sys::XLogReaderState) {
     // SAFETY: the buffer comes pinned and locked exclusively.
     unsafe {
         let bytes = block_data(record);
-        if bytes.len() < LogHead::BYTES || HOST_HEADER + bytes.len() > PAGE_SIZE || LogHead::decode(bytes).is_none() {
-            stop(record, &format!("{} bytes are no log page", bytes.len()));
-        }
+        let end = redo::init_end(bytes).unwrap_or_else(|why| stop(record, &why));
         let buffer = bindings::XLogInitBufferForRedo(record, 0);
         let page = RawPage::of(buffer);
         page.init();
         page.write(HOST_HEADER, bytes);
-        page.set_used(HOST_HEADER + bytes.len());
+        page.set_used(end);
         finish(record, buffer, page);
         bindings::UnlockReleaseBuffer(buffer);
     }

@@ -425,7 +425,9 @@ pub unsafe extern "C-unwind" fn fetch_row(
         }
         if !all_dead.is_null() {
             let rel = state.open.rel;
-            *all_dead = sight.is_dead_to_all(|| super::xact::oldest_visible(rel));
+            // The index marks its entry by a hint, of which the log does not tell.
+            *all_dead = sight.is_dead_to_all(|| super::xact::oldest_visible(rel))
+                && state.open.ok(sight.outlasts_a_crash(&state.open));
         }
         false
     }

@@ -24,7 +24,7 @@ impl ByRow {
         tid: &pg_sys::ItemPointerData,
     ) -> Result<Sight> {
         if !mvcc::row_of_tid(open, tid, &mut self.row)? {
-            return Ok(Sight::Dead);
+            return Ok(Sight::Gone);
         }
         let sight = view.look_at(open, &self.row, &mut self.scratch)?;
         if view.is_mvcc() {

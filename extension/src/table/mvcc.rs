@@ -467,8 +467,10 @@ pub enum Sight {
     Hidden,
     /// This newer version took its place.
     Superseded(Head),
-    /// Nobody will ever see it.
+    /// Nobody will ever see it: its writer aborted.
     Dead,
+    /// There is none: a flush or merge has dropped it, for nobody would ever see it again.
+    Gone,
 }
 
 impl Sight {
@@ -476,9 +478,25 @@ impl Sight {
     pub fn is_dead_to_all(&self, oldest: impl FnOnce() -> u64) -> bool {
         match self {
             Sight::Seen | Sight::Hidden => false,
-            Sight::Dead => true,
+            Sight::Dead | Sight::Gone => true,
             Sight::Superseded(by) => by.writer.0 < oldest(),
         }
+    }
+
+    /// Whether a row version that is dead to all would be so after a crash, too. What superseded it may have committed
+    /// asynchronously: as long as that commit is not on disk, a crash takes it back, and the row version lives again. Whoever
+    /// marks something as dead without a WAL record of his own (that would come after the commit) has to ask.
+    pub fn outlasts_a_crash(&self, open: &Open) -> Result<bool> {
+        let proof = match self {
+            Sight::Seen | Sight::Hidden => return Ok(false),
+            Sight::Dead => return Ok(true),
+            // The drop came after the commit, and the flip that tells of it after both.
+            Sight::Gone => open.tree.host.meta_lsn()?,
+            // SAFETY: looks into the commit log; an error unwinds.
+            Sight::Superseded(by) => unsafe { pg_sys::TransactionIdGetCommitLSN(xact::short(by.writer)) },
+        };
+        // SAFETY: looks into shared memory.
+        Ok(!unsafe { pg_sys::XLogNeedsFlush(proof) })
     }
 }
 

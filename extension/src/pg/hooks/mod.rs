@@ -5,6 +5,7 @@
 //! | [`object_access`] | makes a new primary key of our table an index of ours; notes when one is dropped |
 //! | [`planner`] | shows our key to the planner as the btree it looks like |
 //! | [`executor`] | ON CONFLICT and row comparisons, which PostgreSQL allows with btree alone |
+//! | [`databases`] | databases that are dropped or moved |
 //! | [`utility`] | statements that need a hand, and those that cannot work |
 //!
 //! A hook that calls on is no place for pgrx's guard: it would turn every error of every statement into a panic and back,
@@ -12,6 +13,7 @@
 //! with nothing to drop: it calls guarded functions before and after, and PostgreSQL's directly in between. What a hook has
 //! set up when an error jumps over it is undone by [`transaction_ended`] and [`subtransaction_ended`].
 
+pub mod databases;
 pub mod executor;
 pub mod object_access;
 pub mod planner;

@@ -1,8 +1,8 @@
 //! Utility statements: some need a hand, and what cannot work is refused before anything is done.
 
-use super::object_access;
+use super::{databases, object_access};
 use crate::pg::bindings_am::raw;
-use crate::pg::{catalog, error, relam_mask, worker};
+use crate::pg::{catalog, error, relam_mask};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{AlterTableType, NodeTag, Oid, PlannedStmt};
 use pgrx::prelude::*;
@@ -55,7 +55,8 @@ unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool)
         match (*node).type_ {
             NodeTag::T_IndexStmt => return index(statement, read_only),
             NodeTag::T_AlterTableStmt => alter_table(node.cast()),
-            NodeTag::T_DropdbStmt => worker::leave_database((*node.cast::<pg_sys::DropdbStmt>()).dbname),
+            NodeTag::T_DropdbStmt => databases::before_drop(node.cast()),
+            NodeTag::T_AlterDatabaseStmt => databases::before_alter(node.cast()),
             NodeTag::T_CreatePublicationStmt => {
                 publication((*node.cast::<pg_sys::CreatePublicationStmt>()).pubobjects);
             }
@@ -83,6 +84,7 @@ unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, depth: usize) {
     let tag = unsafe { (*(*statement).utilityStmt).type_ };
     match tag {
         NodeTag::T_VacuumStmt => restore_prefetch(),
+        NodeTag::T_DropdbStmt | NodeTag::T_AlterDatabaseStmt => databases::after(),
         NodeTag::T_TransactionStmt => {}
         _ => object_access::rewrite_keyless(),
     }

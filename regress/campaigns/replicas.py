@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Replicas campaign: a standby of a standby, how far a standby lags behind, failover, and the way back of the old primary.
+
+    replicas.py [SECONDS [SEED]]
+"""
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import lib
+from standby import dump, make_standby, wait_for_replay
+
+
+def same_everywhere(primary, *standbys):
+    lib.verify(primary)
+    text = dump(primary)
+    for standby in standbys:
+        wait_for_replay(primary, standby)
+        lib.verify(standby)
+        if dump(standby) != text:
+            raise lib.Failure(f"the dump of {standby.directory} differs from the primary's")
+
+
+def replayed_twice(primary, standby):
+    """Killed before a restartpoint, a standby replays what it has replayed; its pages are partly written, partly not."""
+    for _ in range(2):
+        wait_for_replay(primary, standby)
+        standby.kill_all()
+        standby.start()
+    wait_for_replay(primary, standby)
+    lib.verify(standby)
+
+
+LAG = "SELECT coalesce(extract(epoch FROM replay_lag) * 1000, 0), pg_wal_lsn_diff(sent_lsn, replay_lsn) FROM pg_stat_replication"
+
+
+class Probe(threading.Thread):
+    """Samples how far a standby is behind."""
+
+    def __init__(self, primary):
+        super().__init__(daemon=True)
+        self.primary, self.halt, self.samples = primary, threading.Event(), []
+
+    def run(self):
+        while not self.halt.wait(0.1):
+            milliseconds, behind = self.primary.sql(LAG).splitlines()[0].split("|")
+            self.samples.append((float(milliseconds), float(behind)))
+
+
+def lag(primary, am, seconds):
+    """The same upserts into a table of this access method: how many, and how far behind the standby was, in the middle and at the worst."""
+    primary.sql(f"CREATE TABLE lag_{am} (k bigint PRIMARY KEY, v text) USING {am}")
+    script = os.path.join(primary.directory, f"lag-{am}.sql")
+    with open(script, "w") as file:
+        file.write(f"\\set k random(1, 1000000)\nINSERT INTO lag_{am} SELECT {{}}, repeat('v', 100) ON CONFLICT (k) DO UPDATE SET v = EXCLUDED.v;\n"
+                   .replace("{}", ":k"))
+    probe = Probe(primary)
+    probe.start()
+    # A fixed rate, so that both do the same.
+    done = subprocess.run(["pgbench", "-n", "-c", "4", "-R", "1500", "-T", str(seconds), "-f", script], env=primary.environment(),
+                          text=True, capture_output=True)
+    probe.halt.set()
+    probe.join()
+    if done.returncode != 0:
+        raise lib.Failure(f"pgbench: {done.stderr}")
+    count = next(line.split()[-1].split("/")[0] for line in done.stdout.splitlines() if "actually processed" in line)
+    samples = sorted(milliseconds for milliseconds, _ in probe.samples)
+    behind = max(bytes_behind for _, bytes_behind in probe.samples)
+    return f"{am}: {count} upserts, lag {samples[len(samples) // 2]:.1f} ms in the middle, {samples[-1]:.0f} ms and {behind / 1024:.0f} kB at most"
+
+
+def rewound(primary, standby, cascade, seed, directory):
+    """The standby is promoted while the primary still writes. What only the old primary has is taken back by pg_rewind."""
+    standby.sql("SELECT pg_promote()")
+    loads = [lib.Load(server, server.directory, [lib.Writer(i + first) for i in range(2)] + [lib.maintenance], f"{seed}-{first}").start()
+             for server, first in ((primary, 10), (standby, 20))]
+    time.sleep(3)
+    for load in loads:
+        load.stop()
+        complaints = load.complaints()
+        if complaints:
+            raise lib.Failure("sessions were told: " + "\n".join(complaints[:10]))
+    lib.verify(primary)
+    same_everywhere(standby, cascade)
+    standby.sql("CHECKPOINT")
+    primary.stop("fast")
+    done = lib.shell("as_postgres", "pg_rewind", "-D", primary.data, "--source-server", f"host={standby.directory} port={standby.port} user=postgres dbname=postgres",
+                     "--no-sync", "-R", check=False)
+    if done.returncode != 0:
+        raise lib.Failure(f"pg_rewind: {done.stdout}")
+    # It brought the other's settings.
+    primary.configure(f"port = {primary.port}", f"unix_socket_directories = '{primary.directory}'")
+    primary.start()
+    same_everywhere(standby, primary, cascade)
+
+
+def main(directory, servers):
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else (6 if lib.SHORT else 60)
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
+    print(f"replicas: seed {seed}", flush=True)
+    primary = lib.Server(os.path.join(directory, "primary"), lib.BASE_PORT)
+    servers.append(primary)
+    primary.create("max_wal_senders = 10", "wal_keep_size = '2GB'", "max_wal_size = '4GB'", "track_commit_timestamp = off")
+    primary.sql(lib.twin_schema())
+    standby = make_standby(primary, os.path.join(directory, "standby"), lib.BASE_PORT + 1)
+    servers.append(standby)
+    cascade = make_standby(standby, os.path.join(directory, "cascade"), lib.BASE_PORT + 2)
+    servers.append(cascade)
+    load = lib.Load(primary, directory, [lib.Writer(i) for i in range(4)] + [lib.maintenance, lib.checkpoints], seed).start()
+    time.sleep(seconds / 2)
+    cascade.kill_all()
+    cascade.start()
+    time.sleep(seconds / 2)
+    load.stop()
+    complaints = load.complaints()
+    if complaints:
+        raise lib.Failure(f"seed {seed}: sessions were told: " + "\n".join(complaints[:10]))
+    same_everywhere(primary, standby, cascade)
+    replayed_twice(primary, cascade)
+    figures = [lag(primary, am, seconds) for am in ("heap", "loosekv")]
+    rewound(primary, standby, cascade, seed, directory)
+    transactions = sum(session.sent for session in load.sessions)
+    return f"{transactions} transactions on a cascade, {'; '.join(figures)}; replayed twice, promoted, pg_rewind of the old primary: no difference"
+
+
+if __name__ == "__main__":
+    lib.run("replicas", main)

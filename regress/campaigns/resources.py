@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Resources campaign: every limit is an ERROR with a hint, and everything goes on when there is room again.
+
+    resources.py [TABLES [SEED]]       memory, locks, workers, connections, disk, a number of tables
+    resources.py big GIGABYTES         a table of that size, with 256 MB of shared buffers
+"""
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import lib
+
+FULL = "53200"
+NO_DISK = "53100"
+
+
+def attempt(server, *commands, codes, timeout=300):
+    """Does it, or is told one of these codes, with a hint where memory is short. Whether it was done."""
+    done = server.try_sql(*commands, timeout=timeout)
+    if done.returncode == 0:
+        return True
+    error = next((line for line in done.stderr.splitlines() if "ERROR:" in line), done.stderr)
+    if not any(f"ERROR:  {code}" in error for code in codes):
+        raise lib.Failure(f"{commands[-1][:200]}: {done.stderr}\n{server.log_tail(8)}")
+    if f"ERROR:  {FULL}" in error and "HINT:" not in done.stderr:
+        raise lib.Failure(f"no hint: {done.stderr}")
+    return False
+
+
+def twins(server, statement, codes):
+    """In both or in none."""
+    return attempt(server, f"BEGIN; {statement.replace('@', 'h')} {statement.replace('@', 'l')} COMMIT", codes=codes)
+
+
+def cluster(directory, servers, name, *settings):
+    server = lib.Server(os.path.join(directory, name), lib.BASE_PORT)
+    servers.append(server)
+    server.create(*settings)
+    server.sql(lib.twin_schema())
+    return server
+
+
+def no_worker(server):
+    """Memtables of many tables at once, with nobody to flush them but those who write."""
+    full = 0
+    for number in range(12):
+        server.sql(*[f"CREATE TABLE {t}_m{number} (k int PRIMARY KEY, v text) USING {am}" for t, am in (("h", "heap"), ("l", "loosekv"))])
+        full += not twins(server, f"INSERT INTO @_m{number} SELECT i, repeat('v', 400) FROM generate_series(1, 4000) i;", codes=(FULL,))
+    for number in range(12):
+        if server.sql(f"SELECT count(*) FROM (TABLE h_m{number} EXCEPT ALL TABLE l_m{number}) x") != "0":
+            raise lib.Failure(f"tables m{number} differ")
+        server.sql(f"DROP TABLE h_m{number}, l_m{number}")
+    return full
+
+
+def key_index(server):
+    """More keys than the index may hold: the oldest runs are searched by filter, the answers stay right."""
+    for start in range(0, 40_000, 10_000):
+        twins(server, f"INSERT INTO @1 SELECT (i * 7919::bigint) % 1000003, i % 5000, md5(i::text) FROM generate_series({start}, {start} + 9999) i ON CONFLICT DO NOTHING;", codes=(FULL,))
+        server.sql("SELECT loosekv.flush('l1')")
+    limit, used, unindexed = server.sql("SELECT setting::bigint * 1048576, (SELECT index_bytes FROM loosekv.table_stats('l1')), "
+                                        "(SELECT runs - indexed_runs FROM loosekv.table_stats('l1')) FROM pg_settings WHERE name = 'loosekv.index_memory'").split("|")
+    if int(unindexed) == 0:
+        raise lib.Failure(f"all runs are indexed, with {used} of {limit} bytes: nothing was tested")
+    if int(used) > int(limit):
+        raise lib.Failure(f"the index has {used} of {limit} bytes")
+    lib.verify(server)
+    return unindexed
+
+
+def row_locks(server):
+    """More rows locked than the lock table holds, by one and by many; others still have to wait."""
+    server.sql("CREATE TABLE locked (k int PRIMARY KEY, v int) USING loosekv", "INSERT INTO locked SELECT i, 0 FROM generate_series(1, 50000) i")
+    holder = subprocess.Popen(["psql", "-X", "-q", "-A", "-t"], env=server.environment(), text=True, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    holder.stdin.write("BEGIN;\nSELECT count(*) FROM (SELECT k FROM locked FOR UPDATE) x;\n\\echo ready\n")
+    holder.stdin.flush()
+    while (line := holder.stdout.readline()) and line.strip() != "ready":
+        pass
+    if attempt(server, "SET lock_timeout = '200ms'", "UPDATE locked SET v = 1 WHERE k = 49999", codes=("55P03",)):
+        raise lib.Failure("a locked row was updated")
+    holder.communicate("COMMIT;\n", timeout=60)
+    # Many transactions that lock many rows each, in tables of their own.
+    for number in range(20):
+        server.sql(f"CREATE TABLE locked{number} (k int PRIMARY KEY) USING loosekv", f"INSERT INTO locked{number} SELECT generate_series(1, 5000)")
+    lockers = [subprocess.Popen(["psql", "-X", "-q", "-v", "VERBOSITY=verbose", "-c", f"BEGIN; SELECT count(*) FROM (SELECT k FROM locked{n} WHERE k % 2 = 0 FOR UPDATE) x; SELECT pg_sleep(0.5); COMMIT"],
+                                env=server.environment(), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for n in range(20)]
+    for locker in lockers:
+        error = locker.communicate(timeout=120)[1]
+        if locker.returncode != 0 and f"ERROR:  {FULL}" not in error:
+            raise lib.Failure(f"locking: {error}")
+    server.sql("UPDATE locked SET v = 1 WHERE k = 49999", *[f"DROP TABLE locked{n}" for n in range(20)], "DROP TABLE locked")
+
+
+def connections(server):
+    """All connections taken; those that are in go on, and the worker, too."""
+    idle = [subprocess.Popen(["psql", "-X", "-q", "-v", "VERBOSITY=verbose", "-c", "INSERT INTO l3 VALUES (1, 1, 'x')", "-c", "SELECT pg_sleep(2)",
+                              "-c", "INSERT INTO l3 VALUES (1, 1, 'x')"],
+                             env=server.environment(), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(45)]
+    refused = 0
+    for session in idle:
+        error = session.communicate(timeout=120)[1]
+        if session.returncode != 0 and "sorry, too many clients" not in error and "remaining connection slots" not in error:
+            raise lib.Failure(f"with all connections taken: {error}")
+        refused += session.returncode != 0
+    if refused == 0:
+        raise lib.Failure("nobody was refused: nothing was tested")
+    if int(server.sql("SELECT count(*) FROM l3 WHERE v = 'x'")) != 2 * (45 - refused):
+        raise lib.Failure("rows of sessions that were not refused are missing")
+    server.sql("DELETE FROM l3 WHERE v = 'x'")
+    return refused
+
+
+def workers(server):
+    """More databases than workers; none may starve for ever, writers flush for themselves meanwhile."""
+    for number in range(3):
+        server.sql(f"CREATE DATABASE other{number}")
+        done = subprocess.run(["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", f"other{number}", "-c", "CREATE EXTENSION loosekv",
+                               "-c", "CREATE TABLE t (k int PRIMARY KEY, v text) USING loosekv",
+                               "-c", "INSERT INTO t SELECT i, repeat('v', 200) FROM generate_series(1, 20000) i"], env=server.environment(),
+                              text=True, capture_output=True, timeout=120)
+        if done.returncode != 0:
+            raise lib.Failure(f"in a database without a worker: {done.stderr}")
+    for number in range(3):
+        done = subprocess.run(["psql", "-X", "-A", "-t", "-d", f"other{number}", "-c", "SELECT count(*) FROM t"], env=server.environment(), text=True,
+                              capture_output=True, timeout=60)
+        if done.stdout.strip() != "20000":
+            raise lib.Failure(f"rows are missing without a worker: {done.stdout} {done.stderr}")
+        server.sql(f"DROP DATABASE other{number} WITH (FORCE)")
+
+
+def many_tables(server, count):
+    """Each with a memtable, versions and a place in the registry; then each used again, and after a restart."""
+    per = 50
+    for first in range(0, count, per):
+        server.sql(*[f"CREATE TABLE many{n} (k int PRIMARY KEY, v text) USING loosekv; INSERT INTO many{n} VALUES (1, 'a'), (2, 'b')"
+                     for n in range(first, min(first + per, count))])
+    for crash in (False, True):
+        if crash:
+            server.kill_all()
+            server.start()
+        for first in range(0, count, per):
+            names = [f"SELECT count(*) n FROM many{n}" for n in range(first, min(first + per, count))]
+            if server.sql(f"SELECT count(*) FROM ({' UNION ALL '.join(names)}) x WHERE n <> 2") != "0":
+                raise lib.Failure(f"a table among {first}..{first + per} lacks rows{' after a crash' if crash else ''}")
+    for first in range(0, count, per):
+        server.sql(f"DROP TABLE {', '.join(f'many{n}' for n in range(first, min(first + per, count)))}")
+
+
+class SmallDisk:
+    """A file system of a few megabytes, which can be filled and emptied."""
+
+    def __init__(self, path, megabytes):
+        self.path = path
+        os.makedirs(path)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", path], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise lib.Failure(f"a small file system is needed (as root): {done.stderr}")
+        os.chmod(path, 0o777)
+        os.makedirs(os.path.join(path, "space"))
+        shutil.chown(os.path.join(path, "space"), "postgres")
+
+    def fill(self, leave):
+        """All but so many kilobytes."""
+        status = os.statvfs(self.path)
+        with open(os.path.join(self.path, "ballast"), "ab") as ballast:
+            left = status.f_bavail * status.f_frsize - leave * 1024
+            while left > 0:
+                ballast.write(bytes(min(left, 1 << 16)))
+                left -= 1 << 16
+
+    def empty(self):
+        os.unlink(os.path.join(self.path, "ballast"))
+
+    def gone(self):
+        subprocess.run(["umount", "-l", self.path], check=False)
+
+
+def disk_full(directory, server, rng, rounds):
+    """No space during append, flush, merge and the change of the manifest: an ERROR, twins stay twins, and it heals."""
+    disk = SmallDisk(os.path.join(directory, "disk"), 48)
+    met = {}
+    try:
+        server.sql(f"CREATE TABLESPACE small LOCATION '{disk.path}/space'")
+        server.sql("CREATE TABLE h6 (k int PRIMARY KEY, s int, v text)", "CREATE TABLE l6 (k int PRIMARY KEY, s int, v text) USING loosekv TABLESPACE small",
+                   "CREATE INDEX l6_s ON l6 (s)")
+        same = lib.COMPARISONS["extra or missing rows"].format(t=6)
+        for number in range(rounds):
+            for t in "hl":
+                server.sql(f"DELETE FROM {t}6")
+            server.sql("SELECT loosekv.compact('l6')", "VACUUM l6")
+            twins(server, f"INSERT INTO @6 SELECT i, i % 9, repeat('v', 300) FROM generate_series(1, {rng.randrange(100, 8000)}) i;", codes=())
+            disk.fill(rng.choice((0, 8, 16, 40, 80, 200, 500, 1000)))
+            for step in range(12):
+                first = rng.randrange(20000)
+                what, done = rng.choice((
+                    ("append", lambda: twins(server, f"INSERT INTO @6 SELECT i, i % 9, repeat('w', 300) FROM generate_series({first}, {first} + 300) i ON CONFLICT (k) DO UPDATE SET v = EXCLUDED.v, s = @6.s + 1;", codes=(NO_DISK,))),
+                    ("one row", lambda: twins(server, f"INSERT INTO @6 VALUES ({first}, 1, 'one') ON CONFLICT (k) DO UPDATE SET v = EXCLUDED.v;", codes=(NO_DISK,))),
+                    ("delete", lambda: twins(server, f"DELETE FROM @6 WHERE k BETWEEN {first} AND {first} + 500;", codes=(NO_DISK,))),
+                    ("flush", lambda: attempt(server, "SELECT loosekv.flush('l6')", codes=(NO_DISK,))),
+                    ("merge", lambda: attempt(server, "SELECT loosekv.compact('l6')", codes=(NO_DISK,))),
+                    ("vacuum", lambda: attempt(server, "VACUUM l6", codes=(NO_DISK,))),
+                ))
+                if not done():
+                    met[what] = met.get(what, 0) + 1
+                if server.sql(same) != "0":
+                    raise lib.Failure(f"twins differ after {what} on a full disk")
+            if rng.random() < 0.5:
+                server.kill_all()
+                server.start()
+                if server.sql(same) != "0":
+                    raise lib.Failure("twins differ after a crash on a full disk")
+            disk.empty()
+            server.sql("SELECT loosekv.flush('l6')", "SELECT loosekv.compact('l6')")
+            twins(server, "UPDATE @6 SET v = v || 'u';", codes=())
+            if server.sql(same) != "0":
+                raise lib.Failure("twins differ after there was room again")
+        server.sql("DROP TABLE h6, l6", "DROP TABLESPACE small")
+        if server.sql("SELECT count(*) FROM pg_stat_activity WHERE backend_type ~ 'loosekv'") == "0":
+            raise lib.Failure("the worker has not come back")
+    finally:
+        disk.gone()
+    if not met:
+        raise lib.Failure("the disk was never full: nothing was tested")
+    return ", ".join(f"{count} {what}" for what, count in sorted(met.items()))
+
+
+def big(directory, servers, gigabytes):
+    """Random keys, several times the memory, read back; how much the table weighs then."""
+    server = lib.Server(os.path.join(directory, "big"), lib.BASE_PORT)
+    servers.append(server)
+    server.create("shared_buffers = '256MB'", "loosekv.shared_memory = '1GB'", "loosekv.memtable_size = '64MB'", "loosekv.fan_in = 8", "max_wal_size = '4GB'")
+    server.sql("CREATE EXTENSION loosekv", "CREATE TABLE big (k bigint PRIMARY KEY, v text) USING loosekv")
+    each, rows = 200_000, gigabytes * (1 << 30) // 1050
+    begun = time.monotonic()
+    for first in range(0, rows, each):
+        # An odd multiplier is a permutation of the 31-bit numbers.
+        server.sql(f"INSERT INTO big SELECT (i * 1103515245::bigint) & 2147483647, repeat(md5(i::text), 32) FROM generate_series({first}, {first} + {each} - 1) i", timeout=600)
+    loaded = time.monotonic() - begun
+    rows = (rows + each - 1) // each * each
+    if server.sql("SELECT count(*) FROM big", timeout=3600) != str(rows):
+        raise lib.Failure("rows are missing")
+    wrong = server.sql(f"SELECT count(*) FROM generate_series(0, {rows - 1}, 997) i LEFT JOIN LATERAL (SELECT v FROM big WHERE k = (i * 1103515245::bigint) & 2147483647) b ON true "
+                       "WHERE v IS DISTINCT FROM repeat(md5(i::text), 32)", timeout=3600)
+    if wrong != "0":
+        raise lib.Failure(f"{wrong} rows read by key are wrong")
+    server.kill_all()
+    server.start()
+    if server.sql("SELECT count(*) FROM big", timeout=3600) != str(rows):
+        raise lib.Failure("rows are missing after a crash")
+    size = int(server.sql("SELECT pg_relation_size('big')")) / (1 << 30)
+    return f"{rows} rows, {size:.1f} GB with 256 MB of shared buffers, loaded in {loaded:.0f} s, read by scan and by key, and after a crash"
+
+
+def main(directory, servers):
+    if sys.argv[1:2] == ["big"]:
+        return big(directory, servers, int(sys.argv[2]))
+    tables = int(sys.argv[1]) if len(sys.argv) > 1 else (200 if lib.SHORT else 3000)
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    print(f"resources: seed {seed}", flush=True)
+    alone = cluster(directory, servers, "alone", "loosekv.shared_memory = '16MB'", "loosekv.index_memory = 1", "loosekv.memtable_size = '16MB'", "loosekv.workers = 0")
+    full = no_worker(alone)
+    unindexed = key_index(alone)
+    alone.kill_all()
+    server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25")
+    row_locks(server)
+    refused = connections(server)
+    workers(server)
+    many_tables(server, tables)
+    full_disk = disk_full(directory, server, rng, 3 if lib.SHORT else 20)
+    return (f"memory full {full} times, {unindexed} runs beyond the index's memory, {refused} connections refused, {tables} tables; "
+            f"disk full at {full_disk}; no difference")
+
+
+if __name__ == "__main__":
+    lib.run("resources", main)
