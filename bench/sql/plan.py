@@ -121,7 +121,9 @@ COLD_AMOUNTS = replace(
     seconds=20, mixed_seconds=30, repeats=2, range_rows=50_000, warmup=0.2)
 FAR_AMOUNTS = replace(COLD_AMOUNTS, transactions={"insert-100": 6_000, "upsert": 100_000})
 SHORT_AMOUNTS = Amounts(
-    transactions={"insert": 3_000, "insert-100": 100, "upsert": 3_000, "upsert-100": 60, "update": 3_000, "queue": 1_000},
+    transactions={"insert": 3_000, "insert-100": 100, "upsert": 3_000, "upsert-100": 60, "update": 3_000, "queue": 1_000,
+                  "nothing": 3_000, "nothing-100": 100, "get": 3_000, "miss": 3_000, "any-100": 100, "limit-100": 300,
+                  **{f"ycsb-{letter}": 1_500 for letter in "abcdf"}, "ycsb-e": 300},
     seconds=1, mixed_seconds=1, repeats=1, range_rows=5_000, warmup=0.0, patience=60.0, quiet=0.1)
 
 

@@ -195,8 +195,8 @@ def group_text(results, group, where=""):
     text += f"{speed_table(cells)}\n"
     found = bytes_table(cells)
     if found:
-        text += ("Bytes for each row, from the first row until the server is idle; size of table and indexes; processor time, for "
-                 f"each row, of a VACUUM afterwards, which is not in the numbers above:\n\n{found}\n")
+        text += ("Bytes for each row, from the first row until the server is idle; size of table and indexes; processor time, "
+                 f"for each row, of a VACUUM afterwards, which is not in the numbers above:\n\n{found}\n")
     found = cpu_table(cells)
     if found:
         text += f"Where loosekv takes more processor time than heap:\n\n{found}\n"

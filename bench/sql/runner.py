@@ -22,8 +22,9 @@ from server import Server, disk_bytes
 from statements import explain
 from workloads import WORKLOADS
 
-STATS = ("runs", "flushes", "compactions", "stalls", "write_amplification", "index_keys", "index_bytes", "indexed_runs",
-         "guided_scans", "merged_scans", "gets", "runs_looked_into", "filter_probes")
+# From loosekv.stats, beside each run: counters as differences, the rest as it is afterwards.
+COUNTERS = ("flushes", "compactions", "stalls", "guided_scans", "merged_scans", "gets", "runs_looked_into", "filter_probes")
+STATS = (*COUNTERS, "runs", "write_amplification", "index_keys", "index_bytes", "indexed_runs")
 
 
 class Wrong(Exception):
@@ -91,7 +92,7 @@ class GroupRunner:
     def _describe(self):
         settings = self.meter.connection.rows(
             "SELECT name, current_setting(name) FROM pg_settings WHERE source NOT IN ('default', 'override') AND name !~ "
-            "'^(lc_|log_|TimeZone|Date|default_text|application|client_enc|unix_socket|port|listen|data_|hba|ident)' ORDER BY 1")
+            "'^(lc_|log_|TimeZone|Date|default_text|application|client_enc|unix_|port|listen|data_|hba|ident)' ORDER BY 1")
         limit = f"{self.group.regime.limit >> 20} MB" if self.group.regime.limit else "none"
         self.results.describe(control_groups=self.server.group.describe(),
                               **{f"settings of {self.group.id}": dict(settings, **{"memory limit": limit})})
@@ -105,6 +106,7 @@ class GroupRunner:
             record = self._measure(cell, store, 0, "kv", lambda store=store: self._copy(store, "kv", "load"))
             if not self._is_done(cell, store, 0) and any(cell.workload == "load" for cell in self.group.cells):
                 self._keep(record)
+            self._connection(store).rows("ANALYZE kv")
         if not any(WORKLOADS[cell.workload].copy for cell in self.missing() if cell.workload != "load"):
             self._forget_file("load")
         self.meter.settle(self.group.amounts.patience, self.group.amounts.quiet)
@@ -183,14 +185,14 @@ class GroupRunner:
         after = self._stats(store, table)
         vacuum = self._vacuum(store, table, rest) if workload.writes and workload.table == "base" else None
         return self._record(cell, store, round, outcome, difference(begin, end), difference(begin, rest), {
-            "vacuum_us": vacuum and vacuum["cpu_ns"] / 1000 / outcome["rows"], "size": size, "size_peak": peak, "fsync_us": fsync, "settled": settled,
-            "stats": {name: after[name] - before.get(name, 0) if name in ("flushes", "compactions", "stalls", "gets",
-                      "runs_looked_into", "filter_probes", "guided_scans", "merged_scans") else after[name] for name in after},
+            "vacuum_us": vacuum and vacuum["cpu_ns"] / 1000 / outcome["rows"],
+            "size": size, "size_peak": peak, "fsync_us": fsync, "settled": settled,
+            "stats": {name: after[name] - (before.get(name, 0) if name in COUNTERS else 0) for name in after},
         })
 
     def _vacuum(self, store, table, begin):
-        """What the next cell needs not pay for."""
-        self._connection(store).rows(f"VACUUM (ANALYZE) {table}")
+        """What the next cell needs not pay for; statistics are taken once, after the load."""
+        self._connection(store).rows(f"VACUUM {table}")
         self.meter.settle(self.group.amounts.patience, self.group.amounts.quiet)
         return difference(begin, self.meter.read())
 
@@ -230,10 +232,7 @@ class GroupRunner:
         if transactions and cell.sync == "on":
             transactions = int(transactions * plan.SYNC_SHARE)
         seconds = None if transactions else amounts.mixed_seconds if workload.name.startswith("ycsb") else amounts.seconds
-        options = {"search_path": schema.search_path(store), "synchronous_commit": cell.sync}
-        if workload.rows > 1:
-            # The planner would plan a statement over generate_series anew each time, for it cannot know the number of rows.
-            options["plan_cache_mode"] = "force_generic_plan"
+        options = schema.session(store, cell.sync, workload.rows)
 
         def once(share, seed):
             count = transactions and max(cell.clients, int(transactions * share))

@@ -50,6 +50,15 @@ def search_path(store):
     return "bench" if store == "none" else f"on_{store},bench"
 
 
+def session(store, sync, rows):
+    """Settings of a session of pgbench whose statements handle that many rows."""
+    options = {"search_path": search_path(store), "synchronous_commit": sync}
+    if rows > 1:
+        # The planner would plan a statement over generate_series anew each time, for it cannot know the number of rows.
+        options["plan_cache_mode"] = "force_generic_plan"
+    return options
+
+
 def create(connection, key, value):
     connection.rows("CREATE EXTENSION loosekv")
     connection.rows(functions(key, value))

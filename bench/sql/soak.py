@@ -93,7 +93,7 @@ def _measured(options, server, connection, store):
     try:
         outcome = pgbench.run(server, ((script, 1),), options.soak_clients, 1, {"rows": 1, "first": 0},
                               seconds=options.minutes * 60, log_directory=server.directory,
-                              options={"search_path": schema.search_path(store), "synchronous_commit": "off"})
+                              options=schema.session(store, "off", options.rows_per_statement))
     except pgbench.PgbenchError:
         if guard.full:
             raise RuntimeError(f"{store}: the disk got full; give it less time (--minutes) or more room (--dir)") from None
@@ -141,7 +141,8 @@ def text(results, where=""):
     head = ["store", "million rows", "rows/s", "p50 ms", "p99 ms", "p99.9 ms", "longest ms", f"above {PAUSE_MS} ms",
             "longest time without an answer, s", "CPU us a row", "WAL B a row", "written B a row", "MB at rest", "MB at most"]
     out = (f"## Inserts for {facts.get('minutes', 0):g} minutes\n\n{facts.get('clients')} clients, "
-           f"{facts.get('rows_per_statement')} row(s) a statement, uuid keys, values of {facts.get('value_bytes')} B, asynchronous commits.\n\n{report.table(head, rows)}\n")
+           f"{facts.get('rows_per_statement')} row(s) a statement, uuid keys, values of {facts.get('value_bytes')} B, "
+           f"asynchronous commits.\n\n{report.table(head, rows)}\n")
     out += report.table(["store", *(f"tenth {at}" for at in range(1, 11))],
                         [[r["store"], *(number(rate) for rate in r["tenths"])] for r in results.records]) + "\n"
     judged = [[r["store"], what, wanted, number(found), "hit" if hit else "**missed**"]
