@@ -47,7 +47,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much work a cell is: transactions for writes, so that both sides do the same; seconds for the rest."""
+    """How much work a cell is: transactions for writes, so that both sides do the same; seconds for the rest, and for the queue,
+    which holds the same rows whatever was done."""
     transactions: dict
     seconds: float
     mixed_seconds: float
@@ -112,8 +113,7 @@ SYNC_SHARE = 0.2  # of the transactions, where each waits for the disk
 ONE_CLIENT = (*FLOORS, "load", *SINGLE)
 
 MEMORY_AMOUNTS = Amounts(
-    transactions={"insert": 100_000, "insert-100": 2_500, "upsert": 200_000, "upsert-100": 3_000, "update": 200_000,
-                  "queue": 60_000},
+    transactions={"insert": 100_000, "insert-100": 2_500, "upsert": 200_000, "upsert-100": 3_000, "update": 200_000},
     seconds=10, mixed_seconds=15, repeats=3, range_rows=200_000, warmup=0.1)
 COLD_AMOUNTS = replace(
     MEMORY_AMOUNTS,
@@ -121,7 +121,7 @@ COLD_AMOUNTS = replace(
     seconds=20, mixed_seconds=30, repeats=2, range_rows=50_000, warmup=0.2)
 FAR_AMOUNTS = replace(COLD_AMOUNTS, transactions={"insert-100": 6_000, "upsert": 100_000})
 SHORT_AMOUNTS = Amounts(
-    transactions={"insert": 3_000, "insert-100": 100, "upsert": 3_000, "upsert-100": 60, "update": 3_000, "queue": 1_000,
+    transactions={"insert": 3_000, "insert-100": 100, "upsert": 3_000, "upsert-100": 60, "update": 3_000, "queue": 500,
                   "nothing": 3_000, "nothing-100": 100, "get": 3_000, "miss": 3_000, "any-100": 100, "limit-100": 300,
                   **{f"ycsb-{letter}": 1_500 for letter in "abcdf"}, "ycsb-e": 300},
     seconds=1, mixed_seconds=1, repeats=1, range_rows=5_000, warmup=0.0, patience=60.0, quiet=0.1)

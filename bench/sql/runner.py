@@ -227,7 +227,7 @@ class GroupRunner:
     # How work is done. Each gives rows, seconds, percentiles of the latency.
 
     def _pgbench(self, workload, cell, store, round):
-        amounts, tables = self.group.amounts, self.tables.get(store)
+        amounts, tables = self.group.amounts, self._numbers(workload, store)
         transactions = amounts.transactions.get(workload.name)
         if transactions and cell.sync == "on":
             transactions = int(transactions * plan.SYNC_SHARE)
@@ -236,14 +236,12 @@ class GroupRunner:
 
         def once(share, seed):
             count = transactions and max(cell.clients, int(transactions * share))
-            first = schema.QUEUE_DEPTH + 1 if workload.table == "queue" else tables.first if tables else 0
-            if workload.table == "queue" and share == 1 and amounts.warmup:
-                first += transactions + cell.clients * 2
             outcome = pgbench.run(
-                self.server, workload.scripts, cell.clients, seed, {"rows": self.group.rows, "first": first},
+                self.server, workload.scripts, cell.clients, seed, {"rows": self.group.rows, "first": tables.first},
                 seconds=seconds and max(1, seconds * share), transactions=count, options=options)
-            if tables and workload.inserts:
+            if any(workload.inserts) or workload.table == "queue":
                 tables.first += (outcome.most_of_a_client + 2) * cell.clients * workload.rows
+            if workload.inserts:
                 tables.expected += sum(count * workload.inserts[script] for script, count in outcome.by_script.items())
             return outcome
 
@@ -257,6 +255,10 @@ class GroupRunner:
                     "series": pgbench.series(outcome.bins) if workload.writes and workload.inserts else None,
                     "plan": explain(self._connection(store), workload.scripts) if round == 0 else None}
         return work
+
+    def _numbers(self, workload, store):
+        """Of the table that the workload is on. The queue is made anew each time, and no table has none."""
+        return self.tables[store] if workload.table == "base" else Tables(schema.QUEUE_DEPTH)
 
     def _copy(self, store, table, name):
         begun = time.perf_counter()
