@@ -10,6 +10,9 @@ help:
 	@echo "make lint          formatting, clippy, documentation"
 	@echo "make test-engine   the engine's tests alone"
 	@echo "make test-server   the tests that need a server (after make install)"
+	@echo "make bench         loosekv beside heap + btree, at the SQL level (SHORT=1: 90 seconds)"
+	@echo "make bench-soak    inserts for 30 minutes on both (MINUTES=n)"
+	@echo "make bench-docs    docs/performance.md from the results of LABEL"
 	@echo "make bench-engine  LooseKV beside LevelDB, RocksDB and fjall (SHORT=1: two minutes)"
 	@echo "make clean         remove what was built"
 
@@ -27,7 +30,8 @@ demo: install
 
 .PHONY: test
 test: setup lint test-engine install test-server
-	$(MAKE) SHORT=1 bench-engine
+	python3 -m unittest discover --quiet --start-directory bench/sql
+	$(MAKE) SHORT=1 bench-engine bench-sql
 
 .PHONY: lint
 lint: setup
@@ -55,6 +59,22 @@ bench-engine:
 	cargo build --release --locked --manifest-path bench/engine/Cargo.toml
 	cargo run --release --locked --quiet --manifest-path bench/engine/Cargo.toml -- run --form=$(FORM) \
 		$(if $(LABEL),--label=$(LABEL)) $(if $(RESUME),--resume=1) $(OPTIONS)
+
+# SQL benchmark: loosekv beside heap + btree (bench/sql/README.md). The same variables, and FORM=wide: the whole product.
+.PHONY: bench
+bench: install bench-sql
+
+.PHONY: bench-sql
+bench-sql:
+	python3 bench/sql run --form $(FORM) $(if $(LABEL),--label $(LABEL)) $(if $(RESUME),--resume) $(OPTIONS)
+
+.PHONY: bench-soak
+bench-soak: install
+	python3 bench/sql soak --minutes $(or $(MINUTES),30) $(if $(LABEL),--label $(LABEL)) $(if $(RESUME),--resume) $(OPTIONS)
+
+.PHONY: bench-docs
+bench-docs:
+	python3 bench/sql docs --label $(or $(LABEL),long) $(if $(SOAK),--soak $(SOAK))
 
 .PHONY: clean
 clean:

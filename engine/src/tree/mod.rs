@@ -42,6 +42,7 @@ pub use scan::Cursor;
 pub use shared::{Counters, Shared};
 pub use value_log::{LargeValue, MAX_VALUE};
 pub use version::{unpin_by_force, SuperVersion};
+pub use write::MOST_STRIPED;
 
 use crate::host::Host;
 use crate::manifest::RunDesc;

@@ -21,8 +21,8 @@ use loosekv_shm::RawLatch;
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Rows that are checked and appended at once.
-const MOST_STRIPED: usize = 64;
+/// Rows with expectations that one [`Tree::append`] checks and appends. More of them are not looked at.
+pub const MOST_STRIPED: usize = 64;
 /// Memtables that one append may fill before it gives up.
 const MOST_ROTATIONS: usize = 8;
 

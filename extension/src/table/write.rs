@@ -20,7 +20,7 @@ use crate::pg::ssi;
 use crate::pg::xact::{self, Purpose};
 use crate::work::memory;
 use loosekv_engine::error::{Error, Result};
-use loosekv_engine::tree::{Hint, NewRow, Observed};
+use loosekv_engine::tree::{Hint, NewRow, Observed, MOST_STRIPED};
 use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
@@ -147,8 +147,9 @@ pub fn insert_many(
     let writer = xact::current_writer();
     let mut from = 0;
     while from < drafts.len() {
-        let mut rows = Vec::with_capacity(drafts.len() - from);
-        for draft in drafts.iter().skip(from) {
+        // No more than are appended at once: the rest would have to be looked up again.
+        let mut rows = Vec::with_capacity(MOST_STRIPED.min(drafts.len() - from));
+        for draft in drafts.iter().skip(from).take(MOST_STRIPED) {
             let (mut incarnation, mut expect) = (0, None);
             if open.info.is_keyed() {
                 ssi::write_key(open.rel, &draft.key);

@@ -1,0 +1,142 @@
+"""SQL benchmark: heap + btree and loosekv side by side. See README.md."""
+import argparse
+import os
+import signal
+import sys
+from dataclasses import replace
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import plan  # noqa: E402 the path comes first
+import runner  # noqa: E402
+from results import Results, machine_facts  # noqa: E402
+from server import REPOSITORY  # noqa: E402
+
+RESULTS = os.path.join(REPOSITORY, "bench", "results")
+
+
+def words(text):
+    return [word for word in text.split(",") if word]
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="bench/sql", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    run = commands.add_parser("run", help="run the suite and make the report")
+    run.add_argument("--form", choices=plan.FORMS, default="long", help="wide is the whole product of everything")
+    run.add_argument("--groups", type=words, help="ids of groups or their beginnings, as --list shows them")
+    run.add_argument("--workloads", type=words)
+    run.add_argument("--clients", type=words, help="each pgbench workload with these numbers of clients")
+    run.add_argument("--syncs", type=words, help="each pgbench workload with these settings of synchronous_commit")
+    run.add_argument("--rounds", type=int)
+    run.add_argument("--rows", type=int, help="of the tables, instead of the group's own number")
+    run.add_argument("--scale", type=float, default=1.0, help="factor for the work of each cell")
+    run.add_argument("--setting", action="append", default=[], metavar="REGIME:NAME=VALUE",
+                     help="of the server; without a regime for all of them")
+    run.add_argument("--list", action="store_true", help="show groups and cells, run nothing")
+    add_common(run)
+
+    report = commands.add_parser("report", help="make tables and plots of results again")
+    report.add_argument("--out", required=True)
+
+    docs = commands.add_parser("docs", help="make docs/performance.md of results")
+    docs.add_argument("--label", required=True)
+    docs.add_argument("--soak", help="label of a soak's results")
+    docs.add_argument("--to", default=os.path.join(REPOSITORY, "docs", "performance.md"))
+
+    soak = commands.add_parser("soak", help="inserts for a long time: pauses, and throughput by tenths")
+    soak.add_argument("--minutes", type=float, default=30)
+    soak.add_argument("--rows-per-statement", type=int, choices=(1, 100), default=1)
+    soak.add_argument("--soak-clients", type=int, default=2)
+    soak.add_argument("--stores", type=words, default=["loosekv", "heap"])
+    soak.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE")
+    soak.add_argument("--value", type=int, default=256)
+    add_common(soak)
+    return parser.parse_args(arguments)
+
+
+def add_common(parser):
+    parser.add_argument("--label", help="names the results: bench/results/sql-LABEL")
+    parser.add_argument("--resume", action="store_true", help="go on with the results of that label")
+    parser.add_argument("--port", type=int, default=int(os.environ.get("PGPORT", "57433")))
+    parser.add_argument("--dir", help="where the cluster is made")
+
+
+def narrowed(group, options):
+    """The group with what the options ask for."""
+    cells = [cell for cell in group.cells if not options.workloads or cell.workload in options.workloads]
+    for name in ("clients", "syncs"):
+        values = getattr(options, name)
+        if values:
+            attribute, convert = {"clients": ("clients", int), "syncs": ("sync", str)}[name]
+            cells = [cell if cell.workload in plan.ONE_CLIENT else replace(cell, **{attribute: convert(value)})
+                     for cell in cells for value in values]
+    settings = dict(group.regime.settings)
+    for given in options.setting:
+        name, value = given.split("=", 1)
+        regime, _, name = name.rpartition(":")
+        if regime in ("", group.regime.name):
+            settings[name] = value
+    amounts = group.amounts
+    if options.scale != 1:
+        transactions = {name: max(16, int(count * options.scale)) for name, count in amounts.transactions.items()}
+        amounts = replace(amounts, transactions=transactions, seconds=amounts.seconds * options.scale,
+                          mixed_seconds=amounts.mixed_seconds * options.scale)
+    return replace(group, cells=tuple(dict.fromkeys(cells)), rows=options.rows or group.rows, amounts=amounts,
+                   regime=replace(group.regime, settings=settings))
+
+
+def run_suite(options):
+    groups = [narrowed(group, options) for group in plan.FORMS[options.form]()
+              if not options.groups or any(group.id.startswith(name) for name in options.groups)]
+    groups = [group for group in groups if group.cells]
+    if options.list:
+        for group in groups:
+            print(f"{group.id} ({group.title}, {group.rows} rows)")
+            print("   " + " ".join(cell.id for cell in group.cells))
+        return
+    rounds = options.rounds or plan.ROUNDS[options.form]
+    results = open_results(options, options.label or options.form)
+    results.describe(form=options.form, rounds=rounds, **machine_facts())
+    runner.run(groups, rounds, results, options)
+    make_report(results)
+
+
+def open_results(options, label):
+    directory = os.path.join(RESULTS, f"sql-{label}")
+    if os.path.exists(os.path.join(directory, "results.jsonl")) and not options.resume:
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+    os.makedirs(directory, exist_ok=True)
+    return Results(directory)
+
+
+def make_report(results):
+    import report
+    report.write(results)
+    print(f"see {os.path.relpath(results.directory)}/report.md")
+
+
+def main():
+    options = parse(sys.argv[1:])
+    # Whatever ends it, the servers that it started are stopped.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    # Server programs and clients are of the same installation.
+    config = os.environ.get("PG_CONFIG", "/usr/lib/postgresql/15/bin/pg_config")
+    os.environ["PATH"] = os.path.dirname(config) + os.pathsep + os.environ["PATH"]
+    if options.command == "run":
+        run_suite(options)
+    elif options.command == "report":
+        make_report(Results(options.out))
+    elif options.command == "docs":
+        import docs
+        docs.write(Results(os.path.join(RESULTS, f"sql-{options.label}")),
+                   Results(os.path.join(RESULTS, f"sql-{options.soak}")) if options.soak else None, options.to)
+    else:
+        import soak
+        soak.run(options, open_results(options, options.label or "soak"))
+
+
+main()

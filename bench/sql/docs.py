@@ -1,0 +1,35 @@
+"""docs/performance.md, made of the results of a run (and of a soak)."""
+import os
+
+import report
+from server import REPOSITORY
+
+HEAD = """\
+# Performance
+
+loosekv beside heap + btree, at the SQL level. This page is made of the results in `{source}` by
+`python3 bench/sql docs --label {label}`; change nothing here. What is measured, and how, is in
+[bench/sql](../bench/sql/README.md); the engine alone has a [benchmark](../bench/engine/README.md) of its own.
+
+"""
+READ = """\
+The executor, the protocol and the client cost about the same on both sides. Workload "no table" shows that share: a
+statement that makes a key and a value and touches no table. What is above it is the storage's.
+
+"""
+
+
+def write(results, soak, path):
+    label = os.path.basename(results.directory).removeprefix("sql-")
+    relative = os.path.relpath(results.directory, REPOSITORY)
+    where = os.path.relpath(results.directory, os.path.dirname(path)) + "/"
+    text = HEAD.format(source=relative, label=label) + report.METHOD + "\n\n" + READ
+    text += f"{report.machine_table(results)}\n## Targets\n\n{report.target_table(results)}\n"
+    for group in results.groups():
+        text += report.group_text(results, group, where)
+    if soak:
+        import soak as soak_module
+        text += soak_module.text(soak, os.path.relpath(soak.directory, os.path.dirname(path)) + "/")
+    with open(path, "w") as file:
+        file.write(text)
+    print(f"wrote {os.path.relpath(path)}")

@@ -1,0 +1,3 @@
+\set i :i + 1
+\set n :first + :i * :clients + :client_id
+INSERT INTO kv VALUES (key(:n), value(:n));
