@@ -5,7 +5,7 @@
 
 use super::core::Core;
 use super::health::lock;
-use super::pace::Task;
+use super::pace::{Next, Task};
 use crate::error::{Error, Result};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -39,7 +39,22 @@ fn run(core: &Core, task: Task) {
     let pace = &core.host().pace;
     // What the last run of the store left to do.
     pace.wake(task);
-    while pace.next(task) {
+    // The merging thread looks, once after each time that something was written, whether the store is at rest by now.
+    let (mut settled, mut written) = (task == Task::Flush, u64::MAX);
+    loop {
+        match pace.next(task, !settled) {
+            Next::Stop => return,
+            Next::Work => {
+                settled = task == Task::Flush;
+                core.set_at_rest(false);
+            }
+            Next::Quiet => {
+                let now = core.changes();
+                settled = now == written;
+                written = now;
+                core.set_at_rest(settled);
+            }
+        }
         while !pace.is_stopped() {
             match step(core, task) {
                 Ok(true) => pace.set_trouble(None),

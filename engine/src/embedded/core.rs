@@ -115,6 +115,18 @@ impl Core {
         Ok(done)
     }
 
+    /// Changes written since the open.
+    pub fn changes(&self) -> u64 {
+        get(&self.host.counters.changes)
+    }
+
+    /// Whether nothing is being written.
+    pub fn set_at_rest(&self, at_rest: bool) {
+        if let Ok(tree) = self.tree() {
+            tree.shared().at_rest.store(at_rest, Ordering::Relaxed);
+        }
+    }
+
     /// Does a piece of index building. False: the index is as complete as it may be.
     pub fn index_one(&self) -> Result<bool> {
         let _one = lock(&self.host.merging);

@@ -19,6 +19,8 @@ const SHORTEST_SLEEP: u64 = 250_000;
 const LONGEST_SLEEP: u64 = 1_000_000;
 /// How long to wait until an attempt that failed for want of room is made again.
 const RETRY: Duration = Duration::from_millis(200);
+/// A store to which nothing was written for so long is at rest.
+const QUIET: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub struct Pace {
@@ -55,6 +57,14 @@ struct State {
 pub enum Task {
     Flush,
     Merge,
+}
+
+/// How a wait for work ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    Work,
+    Quiet,
+    Stop,
 }
 
 impl Pace {
@@ -102,21 +112,29 @@ impl Pace {
         lock(&self.state).stop
     }
 
-    /// Waits for work; false: stop. After trouble, work is tried again after a while.
-    pub fn next(&self, task: Task) -> bool {
+    /// Waits for work, or (`until_quiet`) until there was none for a while. After trouble, work is tried again after a while.
+    pub fn next(&self, task: Task, until_quiet: bool) -> Next {
         let mut state = lock(&self.state);
         loop {
             if state.stop {
-                return false;
+                return Next::Stop;
             }
             let wanted = match task {
                 Task::Flush => &mut state.flush,
                 Task::Merge => &mut state.merge,
             };
             if std::mem::take(wanted) {
-                return true;
+                return Next::Work;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if !until_quiet {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let (guard, waited) = self.changed.wait_timeout(state, QUIET).unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            if waited.timed_out() {
+                return Next::Quiet;
+            }
         }
     }
 
@@ -241,21 +259,21 @@ mod tests {
         let (health, counters) = (Health::default(), Counters::default());
         std::thread::scope(|s| {
             let waiter = s.spawn(|| pace.wait_for_flush(&health, &counters));
-            assert!(pace.next(Task::Flush));
+            assert_eq!(pace.next(Task::Flush, false), Next::Work);
             pace.flushed();
             waiter.join().unwrap().unwrap();
         });
         pace.set_trouble(Some("full".into()));
         std::thread::scope(|s| {
             let waiter = s.spawn(|| pace.wait_for_flush(&health, &counters));
-            assert!(pace.next(Task::Flush));
+            assert_eq!(pace.next(Task::Flush, false), Next::Work);
             pace.set_trouble(Some("still full".into()));
             assert!(matches!(waiter.join().unwrap(), Err(Error::NoSpace(what)) if what.contains("still")));
         });
         pace.set_trouble(None);
         pace.stop();
         assert!(matches!(pace.wait_for_flush(&health, &counters), Err(Error::Unavailable(_))));
-        assert!(!pace.next(Task::Merge));
+        assert_eq!(pace.next(Task::Merge, true), Next::Stop);
         assert_eq!(counters.stalls.load(Ordering::Relaxed), 3);
     }
 }

@@ -16,7 +16,7 @@ use crate::manifest::{close_gaps, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{Run, RunShape, RunWriter, Scratch};
 use crate::tree::ledger::{limbo_of_runs, Building};
-use crate::tree::pick::{pick, Job, RunInfo};
+use crate::tree::pick::{pick, Effort, Garbage, Job, RunInfo};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
@@ -68,7 +68,7 @@ impl<H: Host> Tree<'_, H> {
     pub fn compact_one(&self, force: bool) -> Result<bool> {
         let view = self.pin();
         let oldest = self.host.horizon().oldest();
-        match pick(&infos(&view, oldest), &self.shared.options, force) {
+        match self.shared.pick(&view, oldest, force) {
             Some(job) => self.do_job(&view, &job).map(|()| true),
             None => {
                 drop(view);
@@ -149,6 +149,7 @@ impl<H: Host> Tree<'_, H> {
         let shape = self.merge(view, job, &mut building, &mut values, &mut merged)?;
         let (used, mut unused) = building.finish()?;
         let large = values.finish(&mut unused)?;
+        let shape_rows = shape.rows;
         // What comes after the flip must not fail: the index entries to be are found, and memory is reserved, before.
         let corrections = self.corrections(view, job.runs.end, merged.changed)?;
         self.shared.reserve_install()?;
@@ -184,6 +185,8 @@ impl<H: Host> Tree<'_, H> {
         building.committed();
         values.committed();
         self.shared.counters.compactions.fetch_add(1, Relaxed);
+        let rows_in: u64 = inputs.iter().map(|run| run.shape.rows).sum();
+        self.shared.counters.dropped(rows_in.saturating_sub(shape_rows));
         self.shared.counters.compacted_pages.fetch_add(building.written, Relaxed);
         self.pause(Pause::MergeCommitted);
         self.correct_index(view, &corrections, first_l0, last_l0);
@@ -335,7 +338,31 @@ impl<H: Host> Shared<H> {
     /// to all.
     pub fn merge_due(&self, oldest: Writer) -> Option<usize> {
         let view = self.current.pin::<H>();
-        pick(&infos(&view, oldest), &self.options, false).map(|job| job.runs.len())
+        self.pick(&view, oldest, false).map(|job| job.runs.len())
+    }
+
+    fn pick(&self, view: &SuperVersion, oldest: Writer, force: bool) -> Option<Job> {
+        let effort = match force {
+            true => Effort::All,
+            false if self.at_rest.load(Relaxed) => Effort::AtRest,
+            false => Effort::Writing,
+        };
+        pick(&infos(view, oldest), self.garbage(view), &self.options, effort)
+    }
+
+    /// How much garbage there is: a complete index knows how many keys there are, and all versions but one of each are
+    /// garbage. `None`: nobody knows.
+    fn garbage(&self, view: &SuperVersion) -> Option<Garbage> {
+        let rows: u64 = view.runs.iter().map(|run| run.shape.rows).sum();
+        let tombstones: u64 = view.runs.iter().map(|run| run.shape.tombstones).sum();
+        if view.first_unindexed(view.indexed_from) == view.runs.len() {
+            let live = (self.index.len() as u64).saturating_sub(tombstones);
+            return Some(Garbage { dead: rows.saturating_sub(live), live });
+        }
+        // Who looks at a key before he writes it says what he has replaced.
+        let dead = self.counters.rows_replaced.load(Relaxed);
+        let blind = self.counters.rows_blind.load(Relaxed);
+        (blind == 0).then(|| Garbage { dead: dead.min(rows), live: rows.saturating_sub(dead) })
     }
 }
 

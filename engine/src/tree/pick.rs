@@ -1,8 +1,9 @@
 //! What to merge next. Pure: a decision over the sizes and levels of the runs.
 //!
 //! Runs stand by age, newest first; levels ascend with age. Only neighbours in age are merged (I1), all runs of a level
-//! at once: when a level has `fan_in` runs they become one run of the next. Two more reasons: the runs above the oldest
-//! one weigh more than the space amplification allows; a run consists largely of tombstones.
+//! at once: when a level has `fan_in` runs they become one run of the next. Two more reasons: there is more garbage than the
+//! space amplification allows, and the runs above the oldest one have grown enough to make a merge of all worth its while;
+//! a run consists largely of tombstones.
 
 use crate::options::TreeOptions;
 use std::ops::Range;
@@ -16,6 +17,23 @@ pub struct RunInfo {
     pub tombstones: u64,
 }
 
+/// Row versions that a merge of everything would drop, as far as is known, and the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Garbage {
+    pub dead: u64,
+    pub live: u64,
+}
+
+/// How much work is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// Rows are being written: more garbage is put up with, for every merge is written, too.
+    Writing,
+    AtRest,
+    /// Everything is to become a single run.
+    All,
+}
+
 /// A merge: neighbours in the order of the runs given (newest first), and the level of the result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
@@ -23,12 +41,14 @@ pub struct Job {
     pub level: u8,
 }
 
-/// The merge that is due, or with `force` one that makes everything a single run.
-pub fn pick(runs: &[RunInfo], options: &TreeOptions, force: bool) -> Option<Job> {
-    if force {
+/// The merge that is due. `garbage`: `None` if nothing is known about it.
+pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Job> {
+    if effort == Effort::All {
         return whole(runs);
     }
-    full_level(runs, options.fan_in as usize).or_else(|| space(runs, options)).or_else(|| tombstones(runs, options))
+    full_level(runs, options.fan_in as usize)
+        .or_else(|| space(runs, garbage, options, effort))
+        .or_else(|| tombstones(runs, options))
 }
 
 /// Every run into one; nothing when there is only one that has nothing to drop.
@@ -58,12 +78,19 @@ fn full_level(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
     job
 }
 
-fn space(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
+fn space(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Job> {
     let (oldest, above) = runs.split_last()?;
-    let weight: u64 = above.iter().map(|r| r.bytes).sum();
-    let allowed = oldest.bytes.saturating_mul(u64::from(options.space_percent)) / 100;
-    (above.len() > 1 && weight > allowed).then(|| whole(runs)).flatten()
+    let percent = u64::from(options.space_percent) * if effort == Effort::Writing { WHILE_WRITING } else { 1 };
+    let allowed = |of: u64| of.saturating_mul(percent) / 100;
+    // Rows that are new are no garbage. But what cannot be dropped yet, for somebody may still see it, must not be merged
+    // again and again.
+    let grown = above.iter().map(|r| r.bytes).sum::<u64>() > allowed(oldest.bytes);
+    let dirty = garbage.is_none_or(|garbage| garbage.dead > allowed(garbage.live));
+    (above.len() > 1 && grown && dirty).then(|| whole(runs)).flatten()
 }
+
+/// While rows are being written, so many times more garbage is allowed.
+const WHILE_WRITING: u64 = 2;
 
 /// A run that consists of tombstones to a large part is merged with its older neighbour.
 fn tombstones(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
@@ -89,8 +116,8 @@ mod tests {
     fn a_full_level_becomes_one_run_of_the_next() {
         let mut runs = vec![run(0, 1); 4];
         runs.push(run(1, 100));
-        assert_eq!(pick(&runs, &options(), false), Some(Job { runs: 0..4, level: 1 }));
-        assert_eq!(pick(&runs[1..], &options(), false), None);
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 0..4, level: 1 }));
+        assert_eq!(pick(&runs[1..], None, &options(), Effort::AtRest), None);
     }
 
     #[test]
@@ -98,28 +125,43 @@ mod tests {
         let mut runs = vec![run(0, 1); 4];
         runs.extend([run(1, 4); 3]);
         runs.push(run(2, 500));
-        assert_eq!(pick(&runs, &options(), false), Some(Job { runs: 0..7, level: 2 }));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 0..7, level: 2 }));
     }
 
     #[test]
     fn space_amplification_merges_everything() {
         let runs = [run(0, 90), run(1, 90), run(2, 50)];
-        assert_eq!(pick(&runs, &options(), false), Some(Job { runs: 0..3, level: 2 }));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 0..3, level: 2 }));
+    }
+
+    #[test]
+    fn new_rows_are_no_garbage() {
+        let runs = [run(0, 90), run(1, 90), run(2, 50)];
+        let pick = |dead, effort| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), effort);
+        assert_eq!(pick(200, Effort::AtRest), None);
+        assert_eq!(pick(201, Effort::AtRest), Some(Job { runs: 0..3, level: 2 }));
+        assert_eq!(pick(201, Effort::Writing), None);
+    }
+
+    #[test]
+    fn what_cannot_be_dropped_is_not_merged_again_at_once() {
+        let runs = [run(0, 5), run(0, 5), run(2, 500)];
+        assert_eq!(pick(&runs, Some(Garbage { dead: 900, live: 100 }), &options(), Effort::AtRest), None);
     }
 
     #[test]
     fn tombstones_go_down() {
         let mut runs = vec![run(0, 10), run(1, 100), run(2, 1000)];
         runs[1].tombstones = 60;
-        assert_eq!(pick(&runs, &options(), false), Some(Job { runs: 1..3, level: 2 }));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 1..3, level: 2 }));
         let alone = [RunInfo { tombstones: 60, ..run(2, 100) }];
-        assert_eq!(pick(&alone, &options(), false), Some(Job { runs: 0..1, level: 2 }));
+        assert_eq!(pick(&alone, None, &options(), Effort::AtRest), Some(Job { runs: 0..1, level: 2 }));
     }
 
     #[test]
     fn force_leaves_a_single_clean_run_alone() {
-        assert_eq!(pick(&[run(2, 10)], &options(), true), None);
-        assert_eq!(pick(&[], &options(), true), None);
-        assert_eq!(pick(&[run(0, 1), run(2, 10)], &options(), true), Some(Job { runs: 0..2, level: 2 }));
+        assert_eq!(pick(&[run(2, 10)], None, &options(), Effort::All), None);
+        assert_eq!(pick(&[], None, &options(), Effort::All), None);
+        assert_eq!(pick(&[run(0, 1), run(2, 10)], None, &options(), Effort::All), Some(Job { runs: 0..2, level: 2 }));
     }
 }

@@ -17,7 +17,7 @@ use crate::tree::version::{Current, Generation, Retired, SuperVersion};
 use crate::types::{Extent, ExtentSeq, L0Id, RowId, RunId, Writer};
 use loosekv_shm::scope;
 use std::sync::atomic::{
-    AtomicU64,
+    AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::Arc;
@@ -48,6 +48,8 @@ pub struct Shared<H: Host> {
     pub gone_before: AtomicU64,
     /// Newest L0 id of which a tombstone's index entry was purged.
     pub purged: AtomicU64,
+    /// Nothing has been written for a while, says the host: merges need not hold back.
+    pub at_rest: AtomicBool,
     pub next_row: AtomicU64,
     pub last_writer: AtomicU64,
     pub counters: Counters,
@@ -118,6 +120,10 @@ impl Drop for Versions {
 #[derive(Default, Debug)]
 pub struct Counters {
     pub rows_written: AtomicU64,
+    /// Of these, those over another version of their key, as far as their writers knew; less what merges have dropped since.
+    pub rows_replaced: AtomicU64,
+    /// And those whose writers had not looked.
+    pub rows_blind: AtomicU64,
     pub bytes_written: AtomicU64,
     pub rotations: AtomicU64,
     pub flushes: AtomicU64,
@@ -135,6 +141,13 @@ pub struct Counters {
     pub value_pages: AtomicU64,
     /// Values that merges moved out of extents of mostly garbage.
     pub values_moved: AtomicU64,
+}
+
+impl Counters {
+    /// A merge has dropped so many row versions.
+    pub(super) fn dropped(&self, rows: u64) {
+        let _ = self.rows_replaced.fetch_update(Relaxed, Relaxed, |replaced| Some(replaced.saturating_sub(rows)));
+    }
 }
 
 impl<H: Host> Shared<H> {
@@ -175,6 +188,7 @@ impl<H: Host> Shared<H> {
             coarse_before: AtomicU64::new(0),
             gone_before: AtomicU64::new(0),
             purged: AtomicU64::new(0),
+            at_rest: AtomicBool::new(false),
             next_row: AtomicU64::new(next_row.0),
             last_writer: AtomicU64::new(last_writer.0),
             counters: Counters::default(),

@@ -144,6 +144,14 @@ impl<H: Host> Tree<'_, H> {
         }
         self.shared.counters.rows_written.fetch_add(rows.len() as u64, Relaxed);
         self.shared.counters.bytes_written.fetch_add(bytes as u64, Relaxed);
+        let replaced = rows.iter().filter(|row| row.expect.is_some_and(|expect| expect.newest.is_some())).count();
+        if replaced > 0 {
+            self.shared.counters.rows_replaced.fetch_add(replaced as u64, Relaxed);
+        }
+        let blind = rows.iter().filter(|row| row.expect.is_none()).count();
+        if blind > 0 {
+            self.shared.counters.rows_blind.fetch_add(blind as u64, Relaxed);
+        }
         Ok(Some(appended))
     }
 

@@ -21,7 +21,9 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 use registry::FileKey;
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::{c_char, CStr};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Naps without work after which the worker leaves.
@@ -29,6 +31,9 @@ const IDLE_NAPS: u32 = 60;
 
 /// A table that nobody has used for so long, in microseconds, is idle.
 const IDLE_TABLE: u64 = 10_000_000;
+
+/// A table to which nobody has written for so long is quiet.
+const QUIET: Duration = Duration::from_secs(3);
 
 /// How long DROP DATABASE waits for the worker, and how long between two looks.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,6 +47,8 @@ thread_local! {
     static SEAT: Cell<Option<Seat>> = const { Cell::new(None) };
     /// What is to be done. Not borrowed while a piece is being done.
     pub(super) static AGENDA: RefCell<Agenda<FileKey>> = RefCell::new(Agenda::new());
+    /// For each table how many rows had been written to it, and since when it is so many.
+    static WRITTEN: RefCell<HashMap<FileKey, (u64, Duration)>> = RefCell::new(HashMap::new());
     static STARTED: Instant = Instant::now();
 }
 
@@ -279,9 +286,12 @@ fn survey() {
     let (short, mut largest) = (memory::is_short(), None);
     AGENDA.with_borrow_mut(|agenda| {
         agenda.begin_round();
+        let mut known = 0;
         registry::each_tree(database, |table, tree, used| {
+            known += 1;
             let idle = now_micros.abs_diff(used) > IDLE_TABLE;
-            let task = need::look(tree, &global.budgets, oldest, idle);
+            let quiet = is_quiet(table, tree.counters.rows_written.load(Relaxed), now);
+            let task = need::look(tree, &global.budgets, oldest, quiet, idle);
             if let Some(task) = task {
                 agenda.note(table, task, now);
             }
@@ -295,7 +305,28 @@ fn survey() {
             agenda.note(table, Task::Spill, now);
         }
         agenda.end_round();
+        forget_gone(known);
     });
+}
+
+/// Dropped tables are not to pile up.
+fn forget_gone(known: usize) {
+    WRITTEN.with_borrow_mut(|tables| {
+        if tables.len() > 2 * known + 64 {
+            tables.clear();
+        }
+    });
+}
+
+/// Whether nothing was written to the table for a while.
+fn is_quiet(table: FileKey, written: u64, now: Duration) -> bool {
+    WRITTEN.with_borrow_mut(|tables| {
+        let (seen, since) = tables.entry(table).or_insert((written, now));
+        if *seen != written {
+            (*seen, *since) = (written, now);
+        }
+        now.saturating_sub(*since) >= QUIET
+    })
 }
 
 fn wait(time: Duration) {

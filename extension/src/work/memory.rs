@@ -31,11 +31,21 @@ pub fn is_short() -> bool {
 pub fn append(tree: &Tree<'_, PgHost>, rows: &[NewRow<'_>]) -> Result<Appended> {
     pace::before_write(tree, rows.iter().map(|row| row.key.len() + row.body.len()).sum());
     let first = tree.append(rows);
-    match first {
-        Err(Error::MemoryFull { .. }) => with_relief(tree, || tree.append(rows)),
-        _ => first,
+    match &first {
+        Err(Error::MemoryFull { .. }) => return with_relief(tree, || tree.append(rows)),
+        Ok(done) if done.first.0 / ROWS_A_LOOK != (done.first.0 + done.written as u64) / ROWS_A_LOOK => {
+            // Once nobody writes any more, a worker is to make a run of these.
+            if tree.host.is_shared() && !ask::is_served() {
+                ask::worker();
+            }
+        }
+        _ => {}
     }
+    first
 }
+
+/// Rows between two looks whether there is a worker.
+const ROWS_A_LOOK: u64 = 1024;
 
 /// Does what has found no memory, once some was found.
 #[cold]

@@ -10,13 +10,21 @@ use std::sync::atomic::Ordering::Relaxed;
 /// A free end of the file that is shorter than this, in pages, is left for the next run.
 const WORTH_TRIMMING: u32 = 1024;
 
-/// The most pressing need of a table. `oldest`: committed writers below it are visible to all. `idle`: nobody has used it
-/// for a while.
-pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, idle: bool) -> Option<Task> {
+/// A memtable smaller than this, in bytes of memory, may stay one for as long as it likes.
+const WORTH_SPILLING: usize = 256 << 10;
+
+/// The most pressing need of a table. `oldest`: committed writers below it are visible to all. `quiet`: nobody has written
+/// to it for a while. `idle`: nobody has used it for a while.
+pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: bool, idle: bool) -> Option<Task> {
     let view = tree.current.pin::<PgHost>();
     if !view.frozen.is_empty() {
         return Some(Task::Flush);
     }
+    // Reads are faster from runs, and a restart has less to read.
+    if quiet && filling(tree) >= WORTH_SPILLING {
+        return Some(Task::Spill);
+    }
+    tree.at_rest.store(quiet, Relaxed);
     let indexed = view.first_unindexed(view.indexed_from) == view.runs.len();
     if !indexed && !budgets.key_index.is_full() {
         return Some(Task::Index);
