@@ -5,7 +5,7 @@ use super::host::EmbeddedHost;
 use super::sequence::Hold;
 use crate::error::Result;
 use crate::tree::{Cursor, Direction};
-use crate::types::{Head, Verdict};
+use crate::types::{Head, Verdict, Writer};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Iter {
         let tree = self.core.tree()?;
         let sequence = self.hold.sequence;
         let choose = |head: &Head| if head.writer.0 <= sequence { Verdict::Take } else { Verdict::Skip };
-        self.cursor.next_in_place(tree, |head, _| choose(head))
+        self.cursor.next_in_place(tree, Writer(sequence + 1), |head, _| choose(head))
     }
 
     /// Goes on from `key`: the next step finds it, if it is there.

@@ -93,6 +93,21 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         RowRef { key: &self.key, head: self.head, body: self.image().get(self.body.0..self.body.1).unwrap_or_default() }
     }
 
+    /// The head of the row version at the cursor.
+    #[inline]
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// Whether there is another row version after the one at the cursor.
+    #[inline]
+    pub fn has_next(&self, run: &Run<'_>) -> bool {
+        self.valid
+            && self.page.is_some_and(|page| {
+                self.slot + 1 < page.layout.rows() || page.index.saturating_add(1) < run.shape.data_pages
+            })
+    }
+
     #[inline]
     pub fn key(&self) -> &[u8] {
         &self.key

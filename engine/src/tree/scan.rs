@@ -8,7 +8,7 @@ use crate::tree::guide::{Guide, Step};
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
-use crate::types::{Flags, Head, RowBuf, RowRef, Verdict};
+use crate::types::{Flags, Head, RowBuf, RowRef, Verdict, Writer};
 use std::cmp::Ordering;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
@@ -67,6 +67,8 @@ pub struct Cursor<H: Host> {
     way: Way<H>,
     at: Place,
     standing: Standing,
+    /// Those of the row found last.
+    flags: Flags,
     row: RowBuf,
     /// The key that a guided scan has found last.
     key: Vec<u8>,
@@ -84,6 +86,7 @@ impl<H: Host> Tree<'_, H> {
             way: Way::Fresh,
             at: Place::Fresh,
             standing: Standing::Nowhere,
+            flags: Flags::default(),
             row: RowBuf::default(),
             key: Vec::new(),
             keys: 0,
@@ -125,14 +128,20 @@ impl<H: Host> Cursor<H> {
         Ok(found)
     }
 
-    /// As [`Cursor::next`]; the row stays where it is, to be looked at with [`Cursor::row`].
+    /// As [`Cursor::next`]; the row stays where it is, to be looked at with [`Cursor::row`]. The reader sees whatever was
+    /// committed by writers below `sees_below`: it need not be asked about runs that hold nothing else.
+    #[inline]
     pub fn next_in_place(
         &mut self,
         tree: &Tree<'_, H>,
+        sees_below: Writer,
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
     ) -> Result<bool> {
-        let found = self.advance(tree, choose)?;
-        if found && self.row().head.flags.has(Flags::POINTER) {
+        let found = match self.advance_alone(tree, sees_below)? {
+            Some(found) => found,
+            None => self.advance(tree, choose)?,
+        };
+        if found && self.flags.has(Flags::POINTER) {
             let mut row = std::mem::take(&mut self.row);
             if !matches!(self.standing, Standing::Buffer) {
                 row.set(&self.row());
@@ -178,6 +187,33 @@ impl<H: Host> Cursor<H> {
             (Place::Found, Way::Merged(sources)) => sources.key(&self.view).map(<[u8]>::to_vec),
             (Place::Found, _) => Some(self.key.clone()),
             _ => None,
+        }
+    }
+
+    /// The next row where only one run is left and all of it is seen: nothing is merged, nobody is asked. `None`: it is not so.
+    #[inline]
+    fn advance_alone(&mut self, tree: &Tree<'_, H>, sees_below: Writer) -> Result<Option<bool>> {
+        let (Place::Found, Way::Merged(sources), Direction::Forward) = (&self.at, &mut self.way, self.direction) else {
+            return Ok(None);
+        };
+        match sources.next_alone(tree, &self.view, sees_below) {
+            Ok(None) => Ok(None),
+            Ok(Some(_))
+                if !matches!(self.upper, Bound::Unbounded)
+                    && sources.key(&self.view).is_some_and(|key| beyond(key, &self.upper, self.direction)) =>
+            {
+                (self.at, self.standing) = (Place::End, Standing::Nowhere);
+                Ok(Some(false))
+            }
+            Ok(Some(flags)) => {
+                (self.standing, self.flags) = (Standing::Top, flags);
+                Ok(Some(true))
+            }
+            Err(failed) => {
+                let place = sources.key_failed(&self.view).map(|key| Place::Key(Bound::Excluded(key)));
+                self.leave(place.unwrap_or(Place::Fresh));
+                Err(failed)
+            }
         }
     }
 
@@ -231,7 +267,7 @@ impl<H: Host> Cursor<H> {
                 Step::Key(standing) => {
                     self.at = Place::Found;
                     if !matches!(standing, Standing::Nowhere) && !flags.is_tombstone() {
-                        self.standing = standing;
+                        (self.standing, self.flags) = (standing, flags);
                         return Ok(true);
                     }
                 }

@@ -12,7 +12,7 @@ use crate::run::{Run, RunCursor};
 use crate::tree::read::Pages;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
-use crate::types::{Head, RowBuf, RowRef};
+use crate::types::{Flags, Head, RowBuf, RowRef, Writer};
 use std::cmp::Ordering;
 use std::ops::Bound;
 
@@ -145,6 +145,28 @@ impl<H: Host> Sources<H> {
     pub fn leave_key(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<()> {
         while self.next_source(tree, view)? {}
         Ok(())
+    }
+
+    /// On to the next key with a row, where a single run is left that is settled and only has writers below `sees_below`: the
+    /// newest version of each key is the one to take. Its flags; `None`: it is not so, or the run has come to its end.
+    #[inline]
+    pub fn next_alone(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, sees_below: Writer) -> Result<Option<Flags>> {
+        let [only] = self.heap.as_slice() else { return Ok(None) };
+        let Some(Source::Run { at, cursor }) = self.sources.get_mut(only.source) else { return Ok(None) };
+        let Some(desc) = view.runs.get(*at) else { return Ok(None) };
+        if !desc.settled || desc.shape.max_writer >= sees_below {
+            return Ok(None);
+        }
+        let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
+        self.left.clear();
+        while cursor.has_next(&run) {
+            cursor.next_key(&run, &pages)?;
+            let flags = cursor.head().flags;
+            if cursor.valid() && !flags.is_tombstone() {
+                return Ok(Some(flags));
+            }
+        }
+        Ok(None)
     }
 
     /// Moves the source on top past its key. Whether the key is still on top, for another source has it, too.

@@ -136,11 +136,13 @@ pub unsafe extern "C-unwind" fn next(
         } else {
             state.next_shared(&*parallel.cast::<Parallel>())
         };
-        let given = give(open, found, slot);
-        if given {
-            count_row((*scan).rs_rd);
+        if !(*open).ok(found) {
+            slots::clear(slot);
+            return false;
         }
-        given
+        slots::store(slot, &*open, state.row());
+        count_row((*scan).rs_rd);
+        true
     }
 }
 

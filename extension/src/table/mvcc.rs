@@ -332,9 +332,10 @@ impl View {
                 Standing::InProgress if head.flags.is_tombstone() => Verdict::Skip,
                 _ => Verdict::Take,
             };
-            cursor.next_in_place(&open.tree, choose)?
+            cursor.next_in_place(&open.tree, Writer(0), choose)?
         } else {
-            cursor.next_in_place(&open.tree, |head, hint| self.verdict(head, hint))?
+            let sees_below = Writer(if self.kind == Kind::Mvcc { self.xmin } else { 0 });
+            cursor.next_in_place(&open.tree, sees_below, |head, hint| self.verdict(head, hint))?
         };
         self.check_passed(open.rel);
         if dirty {

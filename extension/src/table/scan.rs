@@ -62,25 +62,28 @@ impl TableScan {
     }
 
     /// The next row in key order.
-    pub fn next(&mut self, direction: Direction) -> Result<Option<RowRef<'_>>> {
-        let found = self.in_order.next(&self.open, direction)?;
-        Ok(found.then(|| self.in_order.row()))
+    pub fn next(&mut self, direction: Direction) -> Result<bool> {
+        self.in_order.next(&self.open, direction)
+    }
+
+    /// The row found last, in key order.
+    pub fn row(&self) -> RowRef<'_> {
+        self.in_order.row()
     }
 
     /// The next row of the pieces that this worker claims.
-    pub fn next_shared(&mut self, pieces: &dyn Pieces) -> Result<Option<RowRef<'_>>> {
+    pub fn next_shared(&mut self, pieces: &dyn Pieces) -> Result<bool> {
         loop {
             if self.in_piece && self.in_order.next(&self.open, Direction::Forward)? {
-                break;
+                return Ok(true);
             }
             let Some(range) = splits::piece(pieces.borders(), pieces.claim()) else {
                 self.in_piece = false;
-                return Ok(None);
+                return Ok(false);
             };
             self.in_order.restart(vec![range]);
             self.in_piece = true;
         }
-        Ok(Some(self.in_order.row()))
     }
 
     /// The rows from one TID to another, both included.

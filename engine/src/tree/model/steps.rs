@@ -308,7 +308,10 @@ pub(super) fn check_scan(
     let (mut got, mut out) = (Vec::new(), RowBuf::default());
     let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
     loop {
-        let next = cursor.next(tree, choose, &mut out);
+        let next = cursor.next_in_place(tree, snapshot.sees_below(), choose);
+        if next.as_ref().is_ok_and(|next| *next) {
+            out.set(&cursor.row());
+        }
         let Some(next) = tolerate(tree, "scan", next) else { return };
         if !next {
             break;

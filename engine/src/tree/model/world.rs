@@ -42,6 +42,12 @@ pub(in crate::tree) struct Snapshot {
 }
 
 impl Snapshot {
+    /// It sees every writer below this that has committed.
+    pub fn sees_below(&self) -> Writer {
+        let own = self.own.map(|(own, _)| own);
+        Writer(self.running.iter().copied().chain(own).fold(self.before, u64::min))
+    }
+
     pub fn sees(&self, world: &World, writer: u64, command: u32) -> bool {
         if let Some((own, before)) = self.own {
             if own == writer {
