@@ -51,7 +51,7 @@ class Steady:
             f"DELETE FROM @1 WHERE k BETWEEN {k} AND {k} + 5;\n",
             f"SELECT count(*) FROM @1 WHERE s = {s};\n",
             f"SELECT count(*) FROM @1 WHERE k BETWEEN {k} AND {k} + 200;\n",
-            f"INSERT INTO @2 VALUES ('{k % 500}-{self.number}', {s}, '{v}') ON CONFLICT (a, b) DO UPDATE SET v = EXCLUDED.v;\n",
+            f"INSERT INTO @2 VALUES ('{k % 500}-{self.number}', {s % 2}, '{v}') ON CONFLICT (a, b) DO UPDATE SET v = EXCLUDED.v;\n",
             f"SAVEPOINT a; UPDATE @1 SET v = '{v}' WHERE k = {k}; ROLLBACK TO a;\n",
         ))
         return f"BEGIN;\n{statement.replace('@', 'h')}{statement.replace('@', 'l')}{'ROLLBACK' if rng.random() < 0.05 else 'COMMIT'};\n"
