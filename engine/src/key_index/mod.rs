@@ -25,6 +25,7 @@ mod sweep;
 mod tests;
 
 pub use chunk::KeyChunk;
+pub use key::fuzz_key_order;
 pub use sweep::SweepCursor;
 
 use crate::error::{Consumer, Error};
@@ -50,6 +51,7 @@ const NODE_BASE: usize = 8 + std::mem::size_of::<IndexKey>() + 8;
 const TALLEST: usize = 32;
 
 /// What a node may take from the heap, and the garbage that is put aside meanwhile.
+#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
 const NODE_NEEDS: Needs = {
     let mut sizes = [0; TALLEST];
     let mut height = 0;

@@ -121,6 +121,8 @@ pub struct Counters {
     pub flushed_pages: AtomicU64,
     pub compactions: AtomicU64,
     pub compacted_pages: AtomicU64,
+    /// Values that merges left out because a newer run outside of them holds a version that everybody sees.
+    pub stale_dropped: AtomicU64,
     pub stalls: AtomicU64,
     pub gets: AtomicU64,
     pub runs_looked_into: AtomicU64,
@@ -132,6 +134,14 @@ pub struct Counters {
     pub value_pages: AtomicU64,
     /// Values that merges moved out of extents of mostly garbage.
     pub values_moved: AtomicU64,
+}
+
+/// Which runs the key index covers: those that begin at an L0 id or above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    pub from: L0Id,
+    /// These are all.
+    pub complete: bool,
 }
 
 impl<H: Host> Shared<H> {
@@ -289,6 +299,13 @@ impl<H: Host> Shared<H> {
             return view.first_unindexed(view.indexed_from);
         }
         view.first_unindexed(view.indexed_from.max(L0Id(self.evicted_below.load(SeqCst))))
+    }
+
+    /// Which runs the key index covers now.
+    pub fn coverage(&self) -> Coverage {
+        let view = self.current.pin::<H>();
+        let complete = view.first_unindexed(view.indexed_from) == view.runs.len();
+        Coverage { from: view.indexed_from, complete }
     }
 
     /// Whether a key must be in the run that the index names. To be asked after the index was read.
