@@ -17,8 +17,14 @@ struct Pages(Vec<Arc<PageBuf>>);
 impl PageSource for Pages {
     type Page = Arc<PageBuf>;
 
+    type Held = Box<PageBuf>;
+
     fn page(&self, no: PageNo) -> Result<Arc<PageBuf>> {
         self.0.get(no.0 as usize).cloned().ok_or_else(|| Error::page(no, 0, "past the end"))
+    }
+
+    fn hold(&self, page: Self::Page, spare: Option<Box<PageBuf>>) -> Box<PageBuf> {
+        page.copy(spare)
     }
 }
 
@@ -65,7 +71,7 @@ pub fn fuzz_run(bytes: &[u8]) {
 
 /// Goes from a key both ways, over rows and over keys, until there is no more, or something is wrong.
 fn walk(run: &Run<'_>, source: &Pages, key: &[u8]) {
-    type Step = fn(&mut RunCursor, &Run<'_>, &Pages) -> Result<bool>;
+    type Step = fn(&mut RunCursor<Box<PageBuf>>, &Run<'_>, &Pages) -> Result<bool>;
     let steps: [Step; 4] = [
         RunCursor::next::<Pages>,
         RunCursor::prev::<Pages>,
