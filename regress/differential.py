@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Seeded differential fuzzer: random statements of three concurrent sessions on a heap table and its loosekv twin.
+"""Seeded differential fuzzer: random statements of three concurrent sessions, and random DDL, on a heap table and its
+loosekv twin.
 
-    differential.py DSN SEED STEPS
+    differential.py DSN SEED STEPS          one run
+    differential.py DSN SEED --seconds=N    runs of 1000 steps with seeds from SEED on, for that long
 
 Every statement runs on both tables, in the same session and transaction, each under a savepoint of its own; results, command
 tags and SQLSTATEs must be equal, and so must the tables. One statement runs at a time: where it would have to wait for another
@@ -18,6 +20,7 @@ Explained differences, which are passed over or not provoked:
 import ctypes
 import random
 import sys
+import time
 
 pq = ctypes.CDLL("libpq.so.5")
 for name, result in (
@@ -43,6 +46,9 @@ class Session:
         self.level = None
         self.savepoints = 0
 
+    def close(self):
+        pq.PQfinish(self.connection)
+
     def run(self, sql):
         """("ok", tag, rows) or ("error", SQLSTATE, message)"""
         result = ctypes.c_void_p(pq.PQexec(self.connection, sql.encode()))
@@ -63,7 +69,8 @@ class Session:
         return outcome
 
     def run_on(self, table, sql):
-        sql = sql.replace(" T ", f" {table} ").replace("T.", f"{table}.")
+        sql = sql.replace("TPKEY", f"{table}_pkey").replace("TINDEX", f"{table}_index")
+        sql = f"{sql} ".replace(" T ", f" {table} ").replace("T.", f"{table}.").rstrip()
         if self.level:
             self.run("savepoint twin")
         outcome = self.run(sql)
@@ -71,8 +78,10 @@ class Session:
             if outcome[0] == "error":
                 self.run("rollback to twin")
             self.run("release twin")
-        if outcome[0] == "ok" and "order by" not in sql:
-            outcome = ("ok", outcome[1], sorted(outcome[2], key=str))
+        if outcome[0] == "ok":
+            # Without a key there may be rows that are equal in what is ordered by.
+            order = [row[0] for row in outcome[2]] if "order by" in sql else []
+            outcome = ("ok", outcome[1], sorted(outcome[2], key=str), order)
         return outcome
 
 
@@ -117,6 +126,48 @@ def statement(rnd):
     )
 
 
+def definition(rnd):
+    """A statement that changes the table's definition or its storage."""
+    n, v = rnd.randint(1, 3), rnd.randint(1, 9)
+    return rnd.choice(
+        [
+            f"alter table T add column x{n} int default {v}",
+            f"alter table T add column x{n} text default repeat('d', {v})",
+            f"alter table T add column x{n} int generated always as (v + {v}) stored",
+            f"alter table T add column x{n} timestamptz default '2026-01-01'",
+            f"alter table T drop column x{n}",
+            f"alter table T drop column x{n}",
+            "alter table T alter column v type bigint",
+            "alter table T alter column v type int",
+            "alter table T alter column v type numeric using v + 0.5",
+            "alter table T alter column k type bigint",
+            "alter table T alter column k type int",
+            "alter table T alter column w type varchar(200)",
+            f"alter table T add constraint positive check (v > {v - 9})",
+            "alter table T drop constraint if exists positive",
+            "alter table T drop constraint TPKEY, add constraint TPKEY primary key (k)",
+            "alter table T drop constraint TPKEY, add constraint TPKEY primary key (k) include (v, w)",
+            "alter table T alter column u set not null",
+            "alter table T alter column u drop not null",
+            "alter table T set unlogged",
+            "alter table T set logged",
+            "create index TINDEX on T (v, w)",
+            "create index TINDEX on T using hash (v)",
+            "create index TINDEX on T using brin (k)",
+            "create index TINDEX on T ((v + 1)) include (u) where k > 3",
+            "create unique index TINDEX on T (k, v)",
+            "drop index if exists TINDEX",
+            "drop index if exists TINDEX",
+            "cluster T using TPKEY",
+            "vacuum T",
+            "vacuum (full, analyze) T",
+            "reindex table T",
+            "analyze T",
+            "truncate T",
+        ]
+    )
+
+
 class Fuzzer:
     def __init__(self, dsn, seed):
         self.rnd = random.Random(seed)
@@ -127,8 +178,10 @@ class Fuzzer:
         self.watcher.run("set client_min_messages=error")
         self.watcher.run(f"drop table if exists {', '.join(TWINS)}")
         unique = " unique" if self.rnd.random() < 0.6 else ""
+        self.keyless = self.rnd.random() < 0.2
+        key = "" if self.keyless else " primary key"
         for table, method in zip(TWINS, ("heap", "loosekv")):
-            made = self.watcher.run(f"create table {table}(k int primary key, v int, w text, u int{unique}) using {method}")
+            made = self.watcher.run(f"create table {table}(k int{key}, v int, w text, u int{unique}) using {method}")
             indexed = self.watcher.run(f"create index on {table}(v)")
             if made[0] != "ok" or indexed[0] != "ok":
                 sys.exit(f"{made} {indexed}")
@@ -167,10 +220,12 @@ class Fuzzer:
                 session.savepoints += 1
                 session.run(f"savepoint s{session.savepoints}")
                 self.note(number, f"savepoint s{session.savepoints}")
-        elif dice < 0.205 and not any(s.level for s in self.sessions):
-            command = rnd.choice(["vacuum", "analyze", "vacuum full", "reindex table", "truncate"])
-            outcomes = [session.run(f"{command} {table}")[0] for table in TWINS]
-            self.note(number, f"{command} {outcomes}")
+        elif dice < 0.22 and not any(s.level for s in self.sessions if s is not session):
+            self.define(number, session)
+        elif dice < 0.23:
+            work = rnd.choice(["flush", "compact"])
+            outcome = self.watcher.run(f"select loosekv.{work}('{TWINS[1]}')")
+            self.note(number, f"{work} {outcome[0]}")
         else:
             return False
         return True
@@ -186,10 +241,18 @@ class Fuzzer:
             session.level, session.savepoints = None, 0
             return
         if heap[0] == ours[0] == "error":
-            several = "between" in sql or "k>100" in sql or " v=" in sql
+            several = self.keyless or "between" in sql or "k>100" in sql or " v=" in sql
             if heap[1] == ours[1] or (several and {heap[1], ours[1]} <= ORDER_DEPENDENT):
                 return
         if heap != ours:
+            self.fail(f"{number}: {sql}\n    heap    {heap}\n    loosekv {ours}")
+
+    def define(self, number, session):
+        """DDL: alone, or in a transaction that may yet be rolled back."""
+        sql = definition(self.rnd)
+        heap, ours = (session.run_on(table, sql) for table in TWINS)
+        self.note(number, f"{sql} -> {heap[:2]}")
+        if heap[:2] != ours[:2]:
             self.fail(f"{number}: {sql}\n    heap    {heap}\n    loosekv {ours}")
 
     def compare(self):
@@ -208,10 +271,22 @@ class Fuzzer:
         for session in self.sessions:
             session.run("rollback")
         self.compare()
-        print(f"seed {self.seed}: {steps} steps agree")
+        print(f"seed {self.seed}: {steps} steps agree", flush=True)
+        for session in (*self.sessions, self.watcher):
+            session.close()
+
+
+def main(dsn, seed, length):
+    if not length.startswith("--seconds="):
+        Fuzzer(dsn, seed).run(int(length))
+        return
+    end = time.monotonic() + float(length.partition("=")[2])
+    while time.monotonic() < end:
+        Fuzzer(dsn, seed).run(1000)
+        seed += 1
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 4:
         sys.exit(__doc__)
-    Fuzzer(sys.argv[1], int(sys.argv[2])).run(int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -109,6 +109,11 @@ impl FreeSpace {
     }
 
     /// Gives pages back.
+    /// Makes sure that so many pieces can be given without asking for memory. False: there is none.
+    pub fn try_reserve(&mut self, pieces: usize) -> bool {
+        self.pieces.try_reserve(pieces).is_ok()
+    }
+
     pub fn give(&mut self, extent: Extent) {
         if extent.pages == 0 {
             return;

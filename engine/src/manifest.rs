@@ -22,6 +22,7 @@ use crate::extent::FreeSpace;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::run::RunShape;
 use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId};
+use std::collections::TryReserveError;
 
 const MAGIC: u32 = 0x4c4b_5631;
 const FORMAT: u32 = 1;
@@ -103,7 +104,43 @@ pub struct Manifest {
     pub host: Vec<u8>,
 }
 
+/// A copy of plain values that does not abort for want of memory.
+fn try_copy<T: Copy>(from: &[T]) -> std::result::Result<Vec<T>, TryReserveError> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(from.len())?;
+    copy.extend_from_slice(from);
+    Ok(copy)
+}
+
+impl RunDesc {
+    fn try_clone(&self) -> std::result::Result<RunDesc, TryReserveError> {
+        let RunDesc { id, level, first_l0, last_l0, settled, .. } = *self;
+        let (min_key, max_key) = (try_copy(&self.shape.min_key)?, try_copy(&self.shape.max_key)?);
+        let shape = RunShape { min_key, max_key, ..self.shape };
+        let (extents, values) = (try_copy(&self.extents)?, try_copy(&self.values)?);
+        Ok(RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled })
+    }
+}
+
 impl Manifest {
+    /// A copy in memory that may run out, such as the shared heap's: before the point of no return, for it may fail.
+    pub fn try_clone(&self) -> std::result::Result<Manifest, TryReserveError> {
+        let mut runs = Vec::new();
+        runs.try_reserve_exact(self.runs.len())?;
+        for run in &self.runs {
+            runs.push(run.try_clone()?);
+        }
+        Ok(Manifest {
+            runs,
+            log_extents: try_copy(&self.log_extents)?,
+            values: try_copy(&self.values)?,
+            pending: try_copy(&self.pending)?,
+            body: try_copy(&self.body)?,
+            host: try_copy(&self.host)?,
+            ..*self
+        })
+    }
+
     /// An empty table's.
     pub fn new(storage_id: u64) -> Manifest {
         Manifest {

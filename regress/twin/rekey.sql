@@ -124,3 +124,16 @@ delete from dk where k=3;
 fetch 2 from c;
 close c;
 drop function boom;
+-- a key over a column with nulls; a key and a rewrite in the same statement
+create table nulls(a int, b int);
+insert into nulls values (1, 1), (null, 2), (3, null);
+alter table nulls add primary key (a);
+alter table nulls add primary key (b);
+alter table nulls add column c int primary key;
+select * from nulls order by b;
+delete from nulls where a is null or b is null;
+alter table nulls add column c float8 not null default random(), add primary key (a);
+alter table nulls alter column b type text, drop constraint nulls_pkey, add primary key (b, a);
+alter table nulls drop column c, alter column a type bigint;
+select * from nulls where b = '1' and a = 1;
+insert into nulls values (1, '1');

@@ -112,6 +112,16 @@ impl<H: Host> Tree<'_, H> {
         loosekv_shm::reserve(&sizes.map(|s| s.max(16))).map_err(|_| self.shared.full(Consumer::Versions))?;
         let body = next.encode_body();
         let old_body = std::mem::take(&mut next.body);
+        let mut kept_body = Vec::new();
+        let room = scope::with(|| {
+            kept_body.try_reserve_exact(body.len()).is_ok()
+                && ledger.limbo.try_reserve(waiting.len()).is_ok()
+                && ledger.free.try_reserve(old_body.len() + unused.len() + 1)
+        });
+        if !room {
+            return Err(self.shared.full(Consumer::Versions));
+        }
+        kept_body.extend_from_slice(&body);
         self.write_body(ledger, &mut next, &body)?;
         let new_body = next.body.clone();
         next.next_row_id = self.next_row_id();
@@ -129,8 +139,7 @@ impl<H: Host> Tree<'_, H> {
         let Ledger { manifest, values, .. } = ledger;
         values.built(built, &manifest.values);
         scope::with(|| {
-            ledger.body.clear();
-            ledger.body.extend_from_slice(&body);
+            ledger.body = kept_body;
             old_body.iter().chain(unused).for_each(|e| ledger.free.give(*e));
             ledger.limbo.extend(waiting);
         });
@@ -189,9 +198,11 @@ impl<H: Host> Tree<'_, H> {
         next.allocated = ledger.free.high();
         next.next_row_id = self.next_row_id();
         let mut page = next.encode_meta(body)?;
+        // After the flip nothing may fail any more.
+        let kept = scope::with(|| next.try_clone()).map_err(|_| self.shared.full(Consumer::Versions))?;
         self.host.flip(&mut page, flip)?;
         ledger.reuse_told = flip.reused.map_or(ledger.reuse_told, |version| ledger.reuse_told.max(version));
-        ledger.manifest = scope::with(|| next.clone());
+        ledger.manifest = kept;
         Ok(())
     }
 

@@ -208,7 +208,11 @@ impl<H: Host> Shared<H> {
 
     /// Makes sure that the next `install` finds memory.
     pub fn reserve_install(&self) -> Result<()> {
-        loosekv_shm::reserve(&RESERVE).map_err(|_| self.full(Consumer::Versions))
+        // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of.
+        let list = (self.current.pin::<H>().runs.len() + 1) * std::mem::size_of::<(L0Id, L0Id)>();
+        let [version, generation, small, large] = RESERVE;
+        loosekv_shm::reserve(&[version, generation, small, large, list, list, list, list])
+            .map_err(|_| self.full(Consumer::Versions))
     }
 
     /// Replaces the current superversion by what `edit` makes of it (I8: an edit of the current one, under the latch).

@@ -80,7 +80,7 @@ pub enum KeyError {
 
 impl KeyError {
     /// Raises the error that the same row would meet in a btree (with our limit).
-    pub fn report(self, relation: &str) -> ! {
+    pub fn report(self, relation: &str, column_name: impl FnOnce(usize) -> String) -> ! {
         match self {
             KeyError::TooLong { bytes } => ErrorReport::new(
                 PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
@@ -93,7 +93,7 @@ impl KeyError {
             .report(PgLogLevel::ERROR),
             KeyError::Null { column } => ErrorReport::new(
                 PgSqlErrorCode::ERRCODE_NOT_NULL_VIOLATION,
-                format!("null value in column {column} of the primary key of table \"{relation}\""),
+                format!("column \"{}\" of relation \"{relation}\" contains null values", column_name(column)),
                 "loosekv",
             )
             .report(PgLogLevel::ERROR),

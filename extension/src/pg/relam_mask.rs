@@ -7,7 +7,7 @@
 //! An error jumps over whoever set a mask (see [`super::hooks`]), so masks belong to a level of subtransactions, and go when
 //! that level is rolled back.
 
-use super::bindings_am::raw;
+use super::bindings_am::{guarded, raw};
 use super::catalog;
 use pgrx::pg_sys;
 use pgrx::pg_sys::Relation;
@@ -55,6 +55,32 @@ pub fn mask(index: pg_sys::Oid, lock: u32) {
         let level = raw::GetCurrentTransactionNestLevel();
         MASKED.with_borrow_mut(|masked| masked.push(Masked { index: rel, level }));
         put(rel, true);
+    }
+}
+
+/// Masks the keys of all partitions below a partitioned table, which the statement has locked.
+///
+/// # Safety
+/// The partitions may be locked in this mode.
+pub unsafe fn mask_partitions(parent: pg_sys::Oid, lock: u32) {
+    // SAFETY: by the contract; partitions are locked as the statement will lock them.
+    unsafe {
+        if pg_sys::get_rel_relkind(parent) as u8 != pg_sys::RELKIND_PARTITIONED_TABLE {
+            return;
+        }
+        let no_parents = std::ptr::null_mut::<*mut pg_sys::List>();
+        let partitions = guarded!(find_all_inheritors(parent, pg_sys::NoLock as i32, no_parents));
+        for partition in catalog::oids(partitions) {
+            if pg_sys::get_rel_relkind(partition) as u8 != pg_sys::RELKIND_RELATION {
+                continue;
+            }
+            let rel = pg_sys::table_open(partition, lock as i32);
+            let key = if catalog::is_our_table(rel) { catalog::key_index_of(rel) } else { None };
+            pg_sys::table_close(rel, pg_sys::NoLock as i32);
+            if let Some(key) = key {
+                mask(key, lock);
+            }
+        }
     }
 }
 

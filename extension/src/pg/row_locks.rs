@@ -272,6 +272,13 @@ pub fn attempt(tag: Tag, mode: Mode, me: Writer) -> Attempt {
     attempt
 }
 
+/// This transaction has a lock on the key, in whatever mode.
+pub fn holds_some(tag: &Tag) -> bool {
+    in_partition(tag.partition(), |partition| {
+        partition.walk(tag.chain()).any(|(_, entry)| entry.tag == *tag && xact::is_mine(Writer(entry.writer)))
+    })
+}
+
 fn blocked_by_whole(tag: &Tag, mode: Mode) -> Option<Writer> {
     let table = TABLE.load(Acquire);
     // SAFETY: laid out at startup (a lock was taken on it just now).

@@ -9,7 +9,7 @@ use super::error::{self, Duplicate};
 use super::{slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
 use crate::pg::xact::Purpose;
 use crate::table::info;
-use crate::table::lock::{self, Got, KeyLock};
+use crate::table::lock::{self, Got, KeyLock, Line};
 use crate::table::mvcc::{self, Standing};
 use crate::table::write::{self, Change, Draft, Inserted, Ready, Updated};
 use crate::table::{recent, tid, Open};
@@ -267,13 +267,39 @@ unsafe extern "C-unwind" fn complete_speculative(
         let Some(row) = tid::to_row(&(*slot).tts_tid) else { return };
         let open = Open::new(rel);
         with_drafts(1, |drafts| {
-            open.draft(slot, &mut drafts[0]);
+            let key = &mut drafts[0].key;
+            speculative_key(&open, slot, key);
             let command = pg_sys::GetCurrentCommandId(true);
-            open.ok(write::complete_speculative(&open, &drafts[0].key, row, succeeded, command));
+            open.ok(write::complete_speculative(&open, key, row, succeeded, command));
         });
         if succeeded {
             raw::pgstat_count_heap_insert(rel, 1);
         }
+    }
+}
+
+/// The key under which the row in the slot was inserted.
+///
+/// # Safety
+/// `slot` holds a row that `insert_speculative` has written.
+unsafe fn speculative_key(open: &Open, slot: *mut TupleTableSlot, key: &mut Vec<u8>) {
+    // SAFETY: by the contract.
+    unsafe {
+        if open.info.is_keyed() {
+            let mut draft = Draft::default();
+            open.draft(slot, &mut draft);
+            *key = draft.key;
+            return;
+        }
+        let mut row = RowBuf::default();
+        if !open.ok(write::named_row(open, &(*slot).tts_tid, &mut row)) {
+            error::raise(
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                format!("a row inserted into table \"{}\" is not there any more", open.name()),
+                None,
+            );
+        }
+        *key = row.key;
     }
 }
 
@@ -460,6 +486,13 @@ unsafe extern "C-unwind" fn lock_row(
                     }
                     let moved = tid::to_row(&refusal.tid);
                     let result = refusal.tell(failure);
+                    if result == TM_Result::TM_Updated && follow && tid::says_moved(&refusal.tid) {
+                        error::raise(
+                            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                            "tuple to be locked was already moved to another partition due to concurrent update",
+                            None,
+                        );
+                    }
                     if result != TM_Result::TM_Updated || !follow || moved.is_none() {
                         return result;
                     }
@@ -489,32 +522,64 @@ fn lock_version(
     mode: LockTupleMode::Type,
     policy: LockWaitPolicy::Type,
 ) -> Locking {
-    let change = Change { command, crosscheck: std::ptr::null_mut(), wait: false, purpose: Purpose::Lock };
     let lock = KeyLock::on(open, &row.key);
+    let mut line = Line::new(mode, super::xact::is_mine(row.head.writer));
+    let locking = loop {
+        match try_to_lock(open, row, command, mode, policy, (&lock, &mut line)) {
+            Tried::Done(locking) => break locking,
+            // Without holding anything that he may want: he may go on changing the row.
+            Tried::Busy(head) => {
+                line.get_in(&lock);
+                super::xact::wait_for(open.rel, &head, false, Purpose::Lock);
+            }
+        }
+    };
+    line.leave(&lock);
+    if matches!(locking, Locking::WouldBlock) && policy == LockWaitPolicy::LockWaitError {
+        lock::not_available(open);
+    }
+    locking
+}
+
+enum Tried {
+    Done(Locking),
+    /// The writer of this version, who is still at work, has to be waited for.
+    Busy(Head),
+}
+
+fn try_to_lock(
+    open: &Open,
+    row: &RowBuf,
+    command: u32,
+    mode: LockTupleMode::Type,
+    policy: LockWaitPolicy::Type,
+    (lock, line): (&KeyLock, &mut Line),
+) -> Tried {
+    let change = Change { command, crosscheck: std::ptr::null_mut(), wait: false, purpose: Purpose::Lock };
     let mut got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
     if got == Got::WouldBlock {
         // What can be said without the lock is said without waiting for it.
         if let Ready::No(refusal) = open.ok(write::prepare(open, row, change, &mut None)) {
             if refusal.result != TM_Result::TM_BeingModified && !shares_key(open, row, mode) {
-                return Locking::No(refusal);
+                return Tried::Done(Locking::No(refusal));
             }
+        }
+        if policy == LockWaitPolicy::LockWaitBlock {
+            line.get_in(lock);
         }
         got = lock.take(open, mode, policy);
         if got == Got::WouldBlock {
-            return Locking::WouldBlock;
+            return Tried::Done(Locking::WouldBlock);
         }
     }
-    let locking = lock_taken(open, row, change, mode, policy);
+    let tried = lock_taken(open, row, change, mode, policy);
     if got == Got::Locked {
-        match locking {
-            Locking::Locked => lock.keep(open, mode),
+        match tried {
+            Tried::Done(Locking::Locked) => lock.keep(open, mode),
             _ => lock.release(mode),
         }
     }
-    if matches!(locking, Locking::WouldBlock) && policy == LockWaitPolicy::LockWaitError {
-        lock::not_available(open);
-    }
-    locking
+    tried
 }
 
 /// With the lock held: is it the row that was meant?
@@ -524,27 +589,27 @@ fn lock_taken(
     change: Change,
     mode: LockTupleMode::Type,
     policy: LockWaitPolicy::Type,
-) -> Locking {
+) -> Tried {
     loop {
         let refusal = match open.ok(write::prepare(open, row, change, &mut None)) {
-            Ready::Go(_) => return Locking::Locked,
+            Ready::Go(_) => return Tried::Done(Locking::Locked),
             Ready::No(refusal) => refusal,
         };
         let replaced = matches!(refusal.result, TM_Result::TM_BeingModified | TM_Result::TM_Updated);
         if replaced && shares_key(open, row, mode) {
-            return Locking::Locked;
+            return Tried::Done(Locking::Locked);
         }
         if refusal.result != TM_Result::TM_BeingModified {
-            return Locking::No(refusal);
+            return Tried::Done(Locking::No(refusal));
         }
         // Somebody is replacing the row.
         let mut newest_row = RowBuf::default();
         let (newest, _) = open.ok(mvcc::newest(open, &row.key, &mut newest_row));
         let Some(newest) = newest.filter(|newest| newest.standing == Standing::InProgress) else { continue };
         if policy != LockWaitPolicy::LockWaitBlock {
-            return Locking::WouldBlock;
+            return Tried::Done(Locking::WouldBlock);
         }
-        super::xact::wait_for(open.rel, &newest.head, false, Purpose::Lock);
+        return Tried::Busy(newest.head);
     }
 }
 

@@ -111,8 +111,8 @@ pub unsafe extern "C-unwind" fn needs_toast_table(_rel: Relation) -> bool {
     false
 }
 
-/// Pages are physical here, for they are what a scan costs. Rows: what ANALYZE counted, in proportion to the row ids given
-/// out since; without a count, all row ids.
+/// Pages are physical here, for they are what a scan costs. Rows: what ANALYZE counted, in proportion to the virtual blocks
+/// that were begun since; without a count, all row ids.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn estimate_size(
     rel: Relation,
@@ -129,8 +129,8 @@ pub unsafe extern "C-unwind" fn estimate_size(
         let given_out = open.tree.next_row_id().0 as f64;
         let (counted, at) = ((*(*rel).rd_rel).reltuples, (*(*rel).rd_rel).relpages);
         *tuples = if counted >= 0.0 && at > 0 {
-            let then = f64::from(at) * crate::table::tid::ROWS_PER_BLOCK as f64;
-            (f64::from(counted) * (given_out / then).clamp(0.5, 10.0)).min(given_out).ceil()
+            let growth = f64::from(table_scan::virtual_blocks(&open)) / f64::from(at);
+            (f64::from(counted) * growth.clamp(0.5, 10.0)).min(given_out).ceil()
         } else {
             given_out
         };

@@ -164,6 +164,8 @@ impl Feed {
                 pgrx::check_for_interrupts!();
                 self.row(evaluation, true);
             }
+            // Whoever began the scan leaves its end to us.
+            super::table_scan::end(scan);
         }
     }
 

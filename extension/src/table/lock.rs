@@ -12,6 +12,8 @@
 //! UPDATE             conflict    conflict conflict       conflict
 //! ```
 //!
+//! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming.
+//!
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
 //! locks as well, and where prepared transactions are possible at all (max_prepared_transactions) everybody looks for those too.
 
@@ -45,6 +47,43 @@ thread_local! {
 
 pub struct KeyLock {
     tag: Tag,
+}
+
+/// A place in the line of those who wait for a row: a heavyweight lock, whose queue is the line. Whoever holds it waits for
+/// the row itself, without being in anybody's way. It goes with the transaction, should the wait fail.
+///
+/// Not for whom the others may be waiting: who has the row, in a weaker mode or changed, would wait behind them for ever.
+pub struct Line {
+    mode: Mode::Type,
+    exempt: bool,
+    lined_up: bool,
+}
+
+impl Line {
+    /// `own`: the newest version of the row is this transaction's.
+    pub fn new(mode: Mode::Type, own: bool) -> Line {
+        Line { mode, exempt: own, lined_up: false }
+    }
+
+    /// Waits until nobody else is before us.
+    pub fn get_in(&mut self, lock: &KeyLock) {
+        if self.exempt || self.lined_up || row_locks::holds_some(&lock.tag) {
+            return;
+        }
+        let (tag, mode) = (line_tag(&lock.tag), lock_mode(self.mode));
+        // SAFETY: a heavyweight lock; errors and cancels unwind.
+        unsafe { pg_sys::LockAcquire(&raw const tag, mode, false, false) };
+        self.lined_up = true;
+    }
+
+    /// The wait is over.
+    pub fn leave(self, lock: &KeyLock) {
+        if self.lined_up {
+            let (tag, mode) = (line_tag(&lock.tag), lock_mode(self.mode));
+            // SAFETY: taken by `get_in` in this transaction.
+            unsafe { pg_sys::LockRelease(&raw const tag, mode, false) };
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -227,11 +266,20 @@ fn lock_mode(mode: Mode::Type) -> pg_sys::LOCKMODE {
 }
 
 fn prepared_tag(tag: &Tag) -> pg_sys::LOCKTAG {
+    heavyweight_tag(tag, tag.key as u16 & !1)
+}
+
+/// What the line of those who wait for it is called there.
+fn line_tag(tag: &Tag) -> pg_sys::LOCKTAG {
+    heavyweight_tag(tag, tag.key as u16 | 1)
+}
+
+fn heavyweight_tag(tag: &Tag, field4: u16) -> pg_sys::LOCKTAG {
     pg_sys::LOCKTAG {
         locktag_field1: tag.database,
         locktag_field2: tag.table,
         locktag_field3: (tag.key >> 16) as u32,
-        locktag_field4: tag.key as u16,
+        locktag_field4: field4,
         locktag_type: pg_sys::LockTagType::LOCKTAG_TUPLE as u8,
         locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
     }

@@ -87,6 +87,19 @@ impl Open {
         error::or_report(self.rel, result)
     }
 
+    /// Name of a column of the key, counted from 1.
+    fn key_column_name(&self, column: usize) -> String {
+        let attno = column.checked_sub(1).and_then(|at| self.info.codec.key.columns().get(at)).map(|c| c.attno);
+        // SAFETY: the relation is open; a key's columns are attributes of it, and their names end with a NUL.
+        unsafe {
+            let attributes = (*(*self.rel).rd_att).attrs.as_slice((*(*self.rel).rd_att).natts as usize);
+            let attribute = attno.and_then(|attno| attributes.get(attno as usize - 1));
+            attribute.map_or_else(String::new, |a| {
+                std::ffi::CStr::from_ptr(a.attname.data.as_ptr()).to_string_lossy().into_owned()
+            })
+        }
+    }
+
     /// The row in the slot as the tree stores it.
     ///
     /// # Safety
@@ -100,7 +113,7 @@ impl Open {
             let (values, nulls) = crate::pg::slot::all_attributes(slot);
             if self.info.is_keyed() {
                 if let Err(e) = codec.key.encode_row(values, nulls, &mut draft.key) {
-                    e.report(&self.name());
+                    e.report(&self.name(), |column| self.key_column_name(column));
                 }
             } else {
                 put_unkeyed(&mut draft.key);

@@ -143,7 +143,7 @@ enum Kind {
 thread_local! {
     /// The speculative version that the last dirty read told its reader to wait for. Told again, he waits for the whole
     /// transaction: the version was confirmed, but it had left the memtable, and so still looks speculative.
-    static LAST_SPECULATIVE: Cell<u64> = const { Cell::new(u64::MAX) };
+    static LAST_SPECULATIVE: Cell<(u64, u64)> = const { Cell::new((u64::MAX, 0)) };
 }
 
 /// A snapshot, ready to look at versions.
@@ -435,7 +435,10 @@ impl View {
         let xid = |head: Option<Head>| head.map_or(pg_sys::InvalidTransactionId, |h| xact::short(h.writer));
         let token = match inserting {
             Some(head)
-                if head.flags.has(Flags::SPECULATIVE) && LAST_SPECULATIVE.replace(head.row_id.0) != head.row_id.0 =>
+                if head.flags.has(Flags::SPECULATIVE) && {
+                    let this = (head.writer.0, head.row_id.0);
+                    LAST_SPECULATIVE.replace(this) != this
+                } =>
             {
                 SPECULATIVE_TOKEN
             }

@@ -46,6 +46,10 @@ pub fn moved_partitions() -> ItemPointerData {
     ItemPointerData { ip_blkid: BlockIdData { bi_hi: u16::MAX, bi_lo: u16::MAX }, ip_posid: MOVED_PARTITIONS_OFFSET }
 }
 
+pub fn says_moved(tid: &ItemPointerData) -> bool {
+    block_of(tid) == u32::MAX && tid.ip_posid == MOVED_PARTITIONS_OFFSET
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

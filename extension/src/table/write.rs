@@ -13,7 +13,7 @@
 //! until it is confirmed or taken back. Where the key is taken nothing is written at all: the slot gets a TID from the
 //! limbo, and the key's `aminsert` says "conflict" when it is shown that TID.
 
-use super::lock::{Got, KeyLock};
+use super::lock::{Got, KeyLock, Line};
 use super::mvcc::{self, Newest, Standing, View, TO_ANOTHER_PARTITION};
 use super::{recent, tid, Open};
 use crate::pg::ssi;
@@ -78,7 +78,7 @@ pub fn insert(open: &Open, draft: &Draft, command: u32, flags: Flags) -> Result<
     let writer = xact::current_writer();
     ssi::write_key(open.rel, &draft.key);
     if !open.info.is_keyed() {
-        return append_unkeyed(open, draft, writer, command).map(Inserted::Row);
+        return append_unkeyed(open, draft, writer, command, flags).map(Inserted::Row);
     }
     let mut waited_for = None;
     loop {
@@ -89,7 +89,11 @@ pub fn insert(open: &Open, draft: &Draft, command: u32, flags: Flags) -> Result<
                 wait(open, &newest.head, &mut waited_for, Purpose::Insert);
                 continue;
             }
-            Some(newest) if !newest.is_absent() => return Ok(Inserted::Duplicate),
+            Some(newest) if !newest.is_absent() => {
+                // Whoever was waited for may have made this transaction unserializable, which is the better reason.
+                ssi::write_key(open.rel, &draft.key);
+                return Ok(Inserted::Duplicate);
+            }
             Some(newest) => next_life(&newest.head),
         };
         let mut head = Head { row_id: RowId(0), writer, command, flags, incarnation };
@@ -100,17 +104,9 @@ pub fn insert(open: &Open, draft: &Draft, command: u32, flags: Flags) -> Result<
     }
 }
 
-fn append_unkeyed(open: &Open, draft: &Draft, writer: Writer, command: u32) -> Result<Head> {
-    let mut head = Head { writer, command, ..Head::default() };
-    let row = NewRow {
-        key: &draft.key,
-        body: &draft.body,
-        writer,
-        command,
-        flags: Flags::default(),
-        incarnation: 0,
-        expect: None,
-    };
+fn append_unkeyed(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: Flags) -> Result<Head> {
+    let mut head = Head { writer, command, flags, ..Head::default() };
+    let row = NewRow { key: &draft.key, body: &draft.body, writer, command, flags, incarnation: 0, expect: None };
     head.row_id = memory::append(&open.tree, &[row])?.first;
     Ok(head)
 }
@@ -381,7 +377,7 @@ impl<'a> Guard<'a> {
         Guard { open, lock, mode, held: false, taken: false }
     }
 
-    fn take(&mut self, wait: bool) -> Guarded {
+    fn take(&mut self, wait: bool, line: &mut Line) -> Guarded {
         if self.held {
             return Guarded::AtOnce;
         }
@@ -391,6 +387,7 @@ impl<'a> Guard<'a> {
             if !wait {
                 return Guarded::WouldBlock;
             }
+            line.get_in(&self.lock);
             got = self.lock.take(self.open, self.mode, Policy::LockWaitBlock);
         }
         (self.held, self.taken) = (true, got == Got::Locked);
@@ -455,13 +452,25 @@ fn replace(
 
 /// May the row be changed, and nobody else lock it?
 fn allow(open: &Open, old: &RowBuf, change: Change, guard: &mut Guard<'_>) -> Result<Ready> {
+    let mut line = Line::new(guard.mode, xact::is_mine(old.head.writer));
+    let ready = allow_in_line(open, old, change, guard, &mut line);
+    line.leave(&guard.lock);
+    ready
+}
+
+fn allow_in_line(open: &Open, old: &RowBuf, change: Change, guard: &mut Guard<'_>, line: &mut Line) -> Result<Ready> {
     let mut waited_for = None;
     loop {
-        let ready = prepare(open, old, change, &mut waited_for)?;
+        let mut ready = prepare(open, old, Change { wait: false, ..change }, &mut waited_for)?;
+        let busy = matches!(&ready, Ready::No(refusal) if refusal.result == TM_Result::TM_BeingModified);
+        if busy && change.wait {
+            line.get_in(&guard.lock);
+            ready = prepare(open, old, change, &mut waited_for)?;
+        }
         if let Ready::No(_) = ready {
             return Ok(ready);
         }
-        match guard.take(change.wait) {
+        match guard.take(change.wait, line) {
             Guarded::AtOnce => return Ok(ready),
             Guarded::Waited => {}
             Guarded::WouldBlock => return Ok(Ready::No(Refusal::new(TM_Result::TM_BeingModified, old.head.row_id))),

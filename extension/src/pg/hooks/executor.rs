@@ -6,7 +6,7 @@
 //! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up.
 //! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file.
 
-use crate::pg::bindings_am::{guarded, raw};
+use crate::pg::bindings_am::raw;
 use crate::pg::{catalog, relam_mask};
 use crate::table::recent;
 use pgrx::pg_sys;
@@ -254,32 +254,10 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> usize {
         for target in targets {
             let entries = catalog::nodes::<pg_sys::RangeTblEntry>((*planned).rtable);
             let Some(entry) = entries.get((target as usize).wrapping_sub(1)) else { continue };
-            mask_partitions((**entry).relid);
+            relam_mask::mask_partitions((**entry).relid, pg_sys::RowExclusiveLock);
         }
     }
     depth
-}
-
-unsafe fn mask_partitions(parent: Oid) {
-    // SAFETY: the parent is locked by the statement; partitions are locked as it will lock them.
-    unsafe {
-        if pg_sys::get_rel_relkind(parent) as u8 != pg_sys::RELKIND_PARTITIONED_TABLE {
-            return;
-        }
-        let (lock, no_parents) = (pg_sys::NoLock as i32, std::ptr::null_mut::<*mut pg_sys::List>());
-        let partitions = guarded!(find_all_inheritors(parent, lock, no_parents));
-        for partition in catalog::oids(partitions) {
-            if pg_sys::get_rel_relkind(partition) as u8 != pg_sys::RELKIND_RELATION {
-                continue;
-            }
-            let rel = pg_sys::table_open(partition, pg_sys::RowExclusiveLock as i32);
-            let key = if catalog::is_our_table(rel) { catalog::key_index_of(rel) } else { None };
-            pg_sys::table_close(rel, pg_sys::NoLock as i32);
-            if let Some(key) = key {
-                relam_mask::mask(key, pg_sys::RowExclusiveLock);
-            }
-        }
-    }
 }
 
 #[pg_guard]

@@ -59,6 +59,11 @@ unsafe extern "C-unwind" fn created(relid: Oid) {
         let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
         let ours = catalog::is_our_table(rel);
         let name = error::relation_name(rel);
+        if ours && info::noted_format(catalog::file_of(rel)).is_none() {
+            // The catalog will name the key before the rows are written under it: a rewrite that the same ALTER TABLE
+            // makes comes first.
+            info::note_format(table, catalog::file_of(rel), KeyCodec::row_id());
+        }
         pg_sys::relation_close(rel, pg_sys::NoLock as i32);
         if !ours {
             return;

@@ -122,6 +122,12 @@ unsafe fn index(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStm
     // SAFETY: an IndexStmt; the tree is copied before it is changed.
     unsafe {
         let index = (*statement).utilityStmt.cast::<pg_sys::IndexStmt>();
+        if (*index).unique && !(*index).relation.is_null() {
+            // An index of a partitioned table takes the indexes in that its partitions have already.
+            if let Some(table) = lookup_partitioned((*index).relation, pg_sys::ShareLock) {
+                relam_mask::mask_partitions(table, pg_sys::ShareLock);
+            }
+        }
         let method = (*index).accessMethod;
         if method.is_null() || CStr::from_ptr(method) != catalog::KEY_AM {
             return statement;
@@ -147,9 +153,12 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
                 AlterTableType::AT_AttachPartition => attach((*command).def.cast()),
                 AlterTableType::AT_AddConstraint => {
                     let constraint = (*command).def.cast::<pg_sys::Constraint>();
-                    if (*constraint).contype == pg_sys::ConstrType::CONSTR_PRIMARY && !(*constraint).indexname.is_null()
-                    {
+                    let primary = (*constraint).contype == pg_sys::ConstrType::CONSTR_PRIMARY;
+                    if primary && !(*constraint).indexname.is_null() {
                         refuse_using_index((*alter).relation);
+                    }
+                    if primary || (*constraint).contype == pg_sys::ConstrType::CONSTR_UNIQUE {
+                        index_below((*alter).relation);
                     }
                 }
                 AlterTableType::AT_SetAccessMethod => refuse_set_access_method((*alter).relation, (*command).name),
@@ -159,12 +168,45 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
     }
 }
 
+/// A constraint is added to a partitioned table: the keys that its partitions have already may serve it.
+unsafe fn index_below(table: *mut pg_sys::RangeVar) {
+    // SAFETY: the statement's table. A partitioned table that has a primary key cannot get another; and what the same
+    // statement drops must not be in use.
+    unsafe {
+        let Some(relid) = lookup_partitioned(table, pg_sys::AccessExclusiveLock) else { return };
+        if !has_primary_key(relid) {
+            relam_mask::mask_partitions(relid, pg_sys::AccessExclusiveLock);
+        }
+    }
+}
+
+unsafe fn has_primary_key(table: Oid) -> bool {
+    // SAFETY: the table is locked.
+    unsafe {
+        let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
+        pg_sys::list_free(pg_sys::RelationGetIndexList(rel));
+        let found = (*rel).rd_pkindex != Oid::INVALID;
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        found
+    }
+}
+
 unsafe fn lookup(name: *mut pg_sys::RangeVar, lock: u32) -> Option<Oid> {
     // SAFETY: the parser's name; a missing relation is somebody else's error.
     unsafe {
         let flags = pg_sys::RVROption::RVR_MISSING_OK;
         let oid = pg_sys::RangeVarGetRelidExtended(name, lock as i32, flags, None, std::ptr::null_mut());
         (oid != Oid::INVALID).then_some(oid)
+    }
+}
+
+/// As [`lookup`], for partitioned tables only: nothing else is locked.
+unsafe fn lookup_partitioned(name: *mut pg_sys::RangeVar, lock: u32) -> Option<Oid> {
+    // SAFETY: as for `lookup`.
+    unsafe {
+        let relid = lookup(name, pg_sys::NoLock)?;
+        let partitioned = pg_sys::get_rel_relkind(relid) as u8 == pg_sys::RELKIND_PARTITIONED_TABLE;
+        partitioned.then(|| lookup(name, lock)).flatten()
     }
 }
 
@@ -233,6 +275,8 @@ unsafe fn attach(partition: *mut pg_sys::PartitionCmd) {
         let kind = pg_sys::get_rel_relkind(relid) as u8;
         if kind == pg_sys::RELKIND_INDEX {
             relam_mask::mask(relid, pg_sys::AccessShareLock);
+        } else if kind == pg_sys::RELKIND_PARTITIONED_TABLE {
+            relam_mask::mask_partitions(relid, pg_sys::AccessExclusiveLock);
         } else if kind == pg_sys::RELKIND_RELATION {
             let rel = pg_sys::relation_open(relid, pg_sys::NoLock as i32);
             let key = if catalog::is_our_table(rel) { catalog::key_index_of(rel) } else { None };

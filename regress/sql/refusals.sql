@@ -1,0 +1,81 @@
+-- What is refused: with SQLSTATE, message and hint; and the session goes on.
+CREATE FUNCTION refused(statement text, OUT state text, OUT message text, OUT hint text) LANGUAGE plpgsql AS $function$
+BEGIN
+    EXECUTE statement;
+    message := 'not refused';
+EXCEPTION WHEN OTHERS OR query_canceled THEN
+    GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, hint = PG_EXCEPTION_HINT;
+END $function$;
+\pset format unaligned
+\pset footer off
+\t on
+SET client_min_messages = error;
+CREATE TABLE t (k int PRIMARY KEY, v int) USING loosekv;
+INSERT INTO t VALUES (1, 1), (2, 2);
+-- deferrable keys
+SELECT * FROM refused($$CREATE TABLE d (k int PRIMARY KEY DEFERRABLE) USING loosekv$$);
+SELECT * FROM refused($$CREATE TABLE d (k int, PRIMARY KEY (k) DEFERRABLE INITIALLY DEFERRED) USING loosekv$$);
+CREATE TABLE d (k int NOT NULL) USING loosekv;
+SELECT * FROM refused($$ALTER TABLE d ADD PRIMARY KEY (k) DEFERRABLE$$);
+-- a key from an index that is there
+CREATE UNIQUE INDEX d_k ON d (k);
+SELECT * FROM refused($$ALTER TABLE d ADD PRIMARY KEY USING INDEX d_k$$);
+ALTER TABLE d ADD CONSTRAINT d_u UNIQUE USING INDEX d_k;
+-- the key's access method by hand
+SELECT * FROM refused($$CREATE INDEX by_hand ON t USING loosekv_key (v)$$);
+SELECT * FROM refused($$CREATE UNIQUE INDEX by_hand ON t USING loosekv_key (k)$$);
+CREATE TABLE h (k int PRIMARY KEY) USING heap;
+SELECT * FROM refused($$CREATE INDEX by_hand ON h USING loosekv_key (k)$$);
+-- another access method
+SELECT * FROM refused($$ALTER TABLE t SET ACCESS METHOD heap$$);
+-- (a heap table's btree key stays a btree)
+ALTER TABLE h SET ACCESS METHOD loosekv;
+INSERT INTO h VALUES (1), (2);
+SELECT * FROM refused($$INSERT INTO h VALUES (2)$$);
+INSERT INTO h VALUES (2), (3) ON CONFLICT (k) DO NOTHING;
+SELECT array_agg(k ORDER BY k) FROM h;
+ALTER TABLE h DROP CONSTRAINT h_pkey;
+ALTER TABLE h SET ACCESS METHOD loosekv;
+ALTER TABLE h ADD PRIMARY KEY (k);
+ALTER TABLE t DROP CONSTRAINT t_pkey;
+ALTER TABLE t SET ACCESS METHOD heap;
+SELECT * FROM t ORDER BY k;
+ALTER TABLE t SET ACCESS METHOD loosekv;
+ALTER TABLE t ADD PRIMARY KEY (k);
+-- keys that have no order in bytes
+SELECT * FROM refused($$CREATE TABLE r (k int4range PRIMARY KEY) USING loosekv$$);
+SELECT * FROM refused($$CREATE TABLE r (k jsonb PRIMARY KEY) USING loosekv$$);
+SELECT * FROM refused($$CREATE TABLE r (k tsvector PRIMARY KEY) USING loosekv$$);
+CREATE TYPE two AS (a int, b int);
+SELECT * FROM refused($$CREATE TABLE r (k two PRIMARY KEY) USING loosekv$$);
+CREATE COLLATION ignoring (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+SELECT * FROM refused($$CREATE TABLE r (k text COLLATE ignoring PRIMARY KEY) USING loosekv$$);
+CREATE TABLE r (k int4range) USING loosekv;
+SELECT * FROM refused($$ALTER TABLE r ADD PRIMARY KEY (k)$$);
+-- a key that is too long
+CREATE TABLE long (k text PRIMARY KEY) USING loosekv;
+SELECT * FROM refused($$INSERT INTO long SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) i$$);
+SELECT count(*) FROM long;
+-- publications
+SELECT * FROM refused($$CREATE PUBLICATION loosekv_p FOR TABLE t$$);
+CREATE PUBLICATION loosekv_p;
+SELECT * FROM refused($$ALTER PUBLICATION loosekv_p ADD TABLE t$$);
+DROP PUBLICATION loosekv_p;
+-- no such thing
+SELECT * FROM refused($$CREATE TABLE n (k int PRIMARY KEY) USING loosekv WITH (nonsense = 1)$$);
+SELECT * FROM refused($$SELECT loosekv.flush('h'::regclass), loosekv.flush('pg_class'::regclass)$$);
+SELECT * FROM refused($$SELECT loosekv.runs('pg_class'::regclass)$$);
+-- timeouts and cancels leave all as it was
+SET statement_timeout = '100ms';
+INSERT INTO t SELECT i, i FROM generate_series(10, 100000000) i;
+UPDATE t SET v = v + 1 WHERE pg_sleep(0.06) IS NOT NULL;
+RESET statement_timeout;
+SELECT * FROM t ORDER BY k;
+-- all of it still works
+INSERT INTO t VALUES (3, 3);
+UPDATE t SET k = 4 WHERE k = 3;
+SELECT * FROM t ORDER BY k;
+DROP TABLE t, d, h, r, long;
+DROP TYPE two;
+DROP COLLATION ignoring;
+DROP FUNCTION refused;
