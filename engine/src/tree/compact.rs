@@ -10,7 +10,7 @@
 
 use crate::error::{Error, Result};
 use crate::filter::key_hash;
-use crate::host::{Flip, Horizon, Host};
+use crate::host::{Flip, Horizon, Host, Work};
 use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
@@ -68,7 +68,7 @@ impl<H: Host> Tree<'_, H> {
     pub fn compact_one(&self, force: bool) -> Result<bool> {
         let view = self.pin();
         let oldest = self.host.horizon().oldest();
-        match pick(&infos(&view, oldest), &self.shared.options, force) {
+        match pick(&infos(&view, oldest), &self.shared.options.get(), force) {
             Some(job) => self.do_job(&view, &job).map(|()| true),
             None => {
                 drop(view);
@@ -218,10 +218,12 @@ impl<H: Host> Tree<'_, H> {
         let mut horizon = self.host.horizon();
         let ends = view.runs.get(job.runs.clone()).and_then(|r| Some((r.last()?.first_l0, r.first()?.last_l0)));
         let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
-        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run, first_l0, last_l0)?;
+        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run(), first_l0, last_l0)?;
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();
+        let total = view.runs.get(job.runs.clone()).unwrap_or_default().iter().map(|run| run.shape.rows).sum();
+        self.host.at_work(Work::Merge, 0, total);
         let (mut row, mut key, mut rows) = (RowBuf::default(), Vec::new(), 0);
         while let Some(next) = sources.key(view) {
             key.clear();
@@ -249,6 +251,7 @@ impl<H: Host> Tree<'_, H> {
                 rows += 1;
                 if rows % ROWS_A_PIECE == 0 {
                     self.host.merging(self)?;
+                    self.host.at_work(Work::Merge, rows, total);
                 }
                 if !sources.older(self, view)? {
                     break;
@@ -335,7 +338,7 @@ impl<H: Host> Shared<H> {
     /// to all.
     pub fn merge_due(&self, oldest: Writer) -> Option<usize> {
         let view = self.current.pin::<H>();
-        pick(&infos(&view, oldest), &self.options, false).map(|job| job.runs.len())
+        pick(&infos(&view, oldest), &self.options.get(), false).map(|job| job.runs.len())
     }
 }
 
