@@ -7,6 +7,8 @@ help:
 	@echo "make demo          a private PostgreSQL cluster with the extension, and a guided tour on it"
 	@echo "make test          every test: engine, extension, campaigns in their short forms"
 	@echo "make install       build, and install into the server that PG_CONFIG names ($(PG_CONFIG))"
+	@echo "make deb           a Debian package of it, in target/deb"
+	@echo "make test-docker   the steps of docker/Dockerfile in clean systems, without a container engine"
 	@echo "make lint          formatting, clippy, documentation"
 	@echo "make test-engine   the engine's tests alone"
 	@echo "make miri          the engine's unsafe leaf modules under miri (needs a nightly toolchain)"
@@ -26,12 +28,24 @@ setup:
 install: setup
 	scripts/install.sh
 
+.PHONY: deb
+deb: setup
+	scripts/deb.sh
+
+.PHONY: test-deb
+test-deb: setup
+	scripts/check-deb.sh
+
+.PHONY: test-docker
+test-docker:
+	docker/test-in-chroot.sh
+
 .PHONY: demo
 demo: install
 	scripts/demo.sh
 
 .PHONY: test
-test: setup lint test-engine install test-server
+test: setup lint test-engine install test-server test-deb
 	python3 -m unittest discover --quiet --start-directory bench/sql
 	$(MAKE) SHORT=1 bench-engine bench-sql
 

@@ -52,6 +52,20 @@ impl FreeSpace {
         self.high
     }
 
+    /// A page that the other takes for free and this one does not.
+    pub fn first_stray(&self, other: &FreeSpace) -> Option<PageNo> {
+        let within = |piece: &Piece| {
+            let at = self.pieces.partition_point(|p| p.start <= piece.start);
+            let around = at.checked_sub(1).and_then(|at| self.pieces.get(at));
+            around.map_or(piece.start, |p| p.start + p.pages)
+        };
+        let strays = other.pieces.iter().filter_map(|piece| {
+            let end = within(piece);
+            (end < piece.start + piece.pages).then_some(PageNo(end.max(piece.start)))
+        });
+        strays.min()
+    }
+
     /// Free pages below the high-water mark.
     pub fn pages(&self) -> u64 {
         self.pieces.iter().map(|p| u64::from(p.pages)).sum()

@@ -36,6 +36,13 @@ pub trait Host: Sized + 'static {
     fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
     /// This page will be read soon.
     fn prefetch(&self, _page: PageNo) {}
+    /// Whether the page's bytes are whole, as far as the host can tell: a bad page is an error, and no more than that
+    /// (for a check, which goes on).
+    fn verify_page(&self, page: PageNo) -> Result<()> {
+        self.read_page(page).map(|_| ())
+    }
+    /// Length of the page store, in pages.
+    fn pages(&self) -> Result<u32>;
     /// Writes new pages of an extent, side by side from `start`. They are durable, at the latest, before the next flip is.
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()>;
     /// Makes the page store at least `pages` long. Fails, with nothing changed, when there is no room.
@@ -96,15 +103,48 @@ pub trait Host: Sized + 'static {
     /// A test may do other things in between, as another thread or process could.
     #[cfg(test)]
     fn paused(&self, _tree: &Tree<'_, Self>, _at: crate::mutation::Pause) {}
+    /// A reader has looked at something: told beside the table's counters, for a host that counts for whoever reads.
+    #[inline(always)]
+    fn saw(&self, _what: Saw, _times: u64) {}
+    /// So much of a piece of long work is done: rows of a flush or merge, pages of a run that is being indexed.
+    fn at_work(&self, _work: Work, _done: u64, _total: u64) {}
     /// A merge is at work and asks every few pages whether to go on. No latch is held.
     fn merging(&self, _tree: &Tree<'_, Self>) -> Result<()> {
         Ok(())
     }
 }
 
+/// What readers come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Saw {
+    /// A key was looked up.
+    Get,
+    /// A run was looked into, or takes part in a merge of cursors.
+    Run,
+    FilterProbe,
+    /// The filter did not rule the run out.
+    FilterHit,
+    /// A scan went on, or began, in this way.
+    GuidedScan,
+    MergedScan,
+}
+
+/// Long work, of which [`Host::at_work`] tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Flush,
+    Merge,
+    Index,
+}
+
 /// What became of writers, as seen from one moment.
 pub trait Horizon {
     fn fate(&mut self, head: &Head) -> Fate;
+    /// The same for a version in a settled run, of whose writer the host may keep no record any more: then `None`.
+    fn known_fate(&mut self, head: &Head) -> Option<Fate> {
+        Some(self.fate(head))
+    }
     /// No snapshot, now or later, fails to see a committed writer below this one.
     fn oldest(&self) -> Writer;
 }

@@ -8,6 +8,7 @@ use loosekv_engine::types::{MAX_KEY, PAGE_SIZE};
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Bound;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -459,4 +460,74 @@ fn a_killed_process_loses_nothing() {
         fs::write(scratch.0.join("store.acknowledged"), vec![b'.'; last as usize + 1]).unwrap();
         store.close().unwrap();
     }
+}
+
+#[test]
+fn a_check_finds_every_byte_that_was_flipped() {
+    for reads in [Reads::Mapped, Reads::Cached { bytes: 1 << 20 }] {
+        let scratch = Scratch::new();
+        let store = Store::open(scratch.dir(), &Options { reads, ..small() }).unwrap();
+        for n in 0..9000 {
+            store.put(&key(n % 4000), &value(n, n / 4000)).unwrap();
+            if n % 1000 == 0 {
+                store.put(&key(n), &value(n, 9).repeat(100)).unwrap();
+                store.delete(&key(n + 1)).unwrap();
+            }
+        }
+        assert_eq!(store.check().unwrap(), []);
+        store.compact().unwrap();
+        for n in 0..500 {
+            store.put(&key(n), &value(n, 77)).unwrap();
+        }
+        assert_eq!(store.check().unwrap(), []);
+        let path = scratch.dir().join("pages.lkv");
+        let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let pages = file.metadata().unwrap().len() / PAGE_SIZE as u64;
+        let mut found = 0;
+        for page in 1..pages {
+            let at = page * PAGE_SIZE as u64 + 24 + page * 37 % 8000;
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+            let findings = store.check().unwrap();
+            file.write_all_at(&byte, at).unwrap();
+            if findings.iter().any(|f| f.what.contains(&format!("page {page} at"))) {
+                found += 1;
+            } else {
+                // Nobody's page: what merges have left behind.
+                assert_eq!(findings, [], "page {page}");
+            }
+        }
+        let owned = store.statistics().unwrap();
+        assert!(found as u64 > owned.run_pages, "{found} of {pages} pages, {owned:?}");
+        assert_eq!(store.check().unwrap(), []);
+    }
+}
+
+#[test]
+fn a_check_runs_beside_everything_else() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for salt in 0..2u64 {
+            let (store, done) = (&store, &done);
+            threads.spawn(move || {
+                for n in 0..20_000u64 {
+                    let n = n.wrapping_mul(7919 + salt) % 3000;
+                    if n % 5 == salt {
+                        store.delete(&key(n)).unwrap();
+                    } else {
+                        store.put(&key(n), &value(n, salt).repeat(1 + (n % 97 == 0) as usize * 40)).unwrap();
+                    }
+                }
+                done.store(true, Ordering::Release);
+            });
+        }
+        let mut checks = 0;
+        while !done.load(Ordering::Acquire) || checks < 3 {
+            assert_eq!(store.check().unwrap(), []);
+            checks += 1;
+        }
+    });
 }

@@ -2,6 +2,7 @@
 
 use loosekv_engine::options::{self, TreeOptions};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+use std::ffi::{c_void, CStr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PostgresGucEnum)]
 pub enum Compression {
@@ -47,7 +48,16 @@ pub fn budgets() -> Limits {
 /// Bytes of rows after which a memtable is frozen and flushed. A quarter of all memtables' memory at the most, so that one
 /// can be flushed while another fills.
 pub fn memtable_bytes() -> u64 {
-    ((MEMTABLE_SIZE.get() as u64) << 10).min(budgets().memtables / 4)
+    limit_memtable((MEMTABLE_SIZE.get() as u64) << 10)
+}
+
+/// The size of a memtable, as far as memory allows: a quarter of all memtables' at the most.
+pub fn limit_memtable(bytes: u64) -> u64 {
+    bytes.min(budgets().memtables / 4)
+}
+
+pub fn compression_level() -> i32 {
+    COMPRESSION_LEVEL.get()
 }
 
 /// How tables are kept that say nothing else.
@@ -83,6 +93,54 @@ pub fn define() {
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"loosekv".as_ptr()) }
 }
 
+/// A setting that tables take over: whoever comes to one after a reload looks again (see the registry).
+#[allow(clippy::too_many_arguments)]
+fn int_of_tables(
+    name: &'static CStr,
+    short: &'static CStr,
+    long: &'static CStr,
+    setting: &'static GucSetting<i32>,
+    least: i32,
+    most: i32,
+    flags: GucFlags,
+) {
+    let context = GucContext::Sighup;
+    // SAFETY: the hook cannot fail.
+    unsafe {
+        GucRegistry::define_int_guc_with_hooks(
+            name,
+            short,
+            long,
+            setting,
+            least,
+            most,
+            context,
+            flags,
+            None,
+            Some(assigned),
+            None,
+        );
+    }
+}
+
+fn enum_of_tables(
+    name: &'static CStr,
+    short: &'static CStr,
+    long: &'static CStr,
+    setting: &'static GucSetting<Compression>,
+    flags: GucFlags,
+) {
+    let context = GucContext::Sighup;
+    // SAFETY: the hook cannot fail.
+    unsafe {
+        GucRegistry::define_enum_guc_with_hooks(name, short, long, setting, context, flags, None, Some(assigned), None);
+    }
+}
+
+unsafe extern "C-unwind" fn assigned(_value: i32, _extra: *mut c_void) {
+    crate::host::registry::relation_changed(pgrx::pg_sys::Oid::INVALID);
+}
+
 fn define_memory() {
     let none = GucFlags::default();
     GucRegistry::define_int_guc(
@@ -106,46 +164,42 @@ fn define_memory() {
         GucContext::Postmaster,
         none | GucFlags::UNIT_MB,
     );
-    GucRegistry::define_int_guc(
+    int_of_tables(
         c"loosekv.memtable_size",
         c"Size of a table's memtable at which it is written to a run.",
         c"At most a quarter of the memory that loosekv.shared_memory leaves for memtables is used for one.",
         &MEMTABLE_SIZE,
         64,
         16 << 20,
-        GucContext::Sighup,
         none | GucFlags::UNIT_KB,
     );
 }
 
 fn define_shape() {
     let none = GucFlags::default();
-    GucRegistry::define_int_guc(
+    int_of_tables(
         c"loosekv.fan_in",
         c"Number of runs of one level that are merged into one run of the next.",
         c"More runs mean fewer rewrites of each row and slower scans.",
         &FAN_IN,
         2,
         64,
-        GucContext::Sighup,
         none,
     );
-    GucRegistry::define_enum_guc(
+    enum_of_tables(
         c"loosekv.compression",
         c"Compression of the pages of new runs.",
         c"Existing runs are rewritten when they are merged.",
         &COMPRESSION,
-        GucContext::Sighup,
         none,
     );
-    GucRegistry::define_int_guc(
+    int_of_tables(
         c"loosekv.compression_level",
         c"Compression level for zstd.",
-        c"",
+        c"Higher levels take more time when runs are written, and not when they are read.",
         &COMPRESSION_LEVEL,
         1,
         19,
-        GucContext::Sighup,
         none,
     );
 }
@@ -165,7 +219,7 @@ fn define_work() {
     GucRegistry::define_int_guc(
         c"loosekv.worker_naptime",
         c"Time after which a background worker looks for work unasked.",
-        c"",
+        c"Whoever makes work wakes the worker; this is for what becomes due as time goes by.",
         &WORKER_NAPTIME,
         10,
         3_600_000,

@@ -9,7 +9,7 @@ use super::options::Options;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::key_index::SweepCursor;
-use crate::tree::{Shared, Tree};
+use crate::tree::{Finding, Phase, Shared, Tree, Watch};
 use crate::types::{Head, RowBuf, Verdict};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -149,6 +149,23 @@ impl Core {
             *sweep = None;
         }
         Ok(true)
+    }
+
+    /// Checks the store, beside whatever else goes on.
+    pub fn check(&self) -> Result<Vec<Finding>> {
+        struct Beside<'c>(&'c Core);
+        impl Watch for Beside<'_> {
+            fn progress(&mut self, _phase: Phase, _done: u64, _total: u64) -> Result<()> {
+                self.0.host.health.check()
+            }
+
+            fn alone(&mut self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+                let _no_merge = lock(&self.0.host.merging);
+                let _no_flush = lock(&self.0.host.flushing);
+                work()
+            }
+        }
+        self.tree()?.check(&mut Beside(self))
     }
 
     /// Tells the pace how things stand, and lets go of what no reader needs any more.

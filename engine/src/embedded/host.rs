@@ -138,6 +138,14 @@ impl Host for EmbeddedHost {
         page
     }
 
+    fn verify_page(&self, page: PageNo) -> Result<()> {
+        self.pages.verify(page)
+    }
+
+    fn pages(&self) -> Result<u32> {
+        Ok(self.pages.pages())
+    }
+
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
         self.pages.write(start, pages, &self.health)
     }

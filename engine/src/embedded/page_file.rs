@@ -178,6 +178,16 @@ impl PageFile {
         Ok(Page::Copied(copy))
     }
 
+    /// Reads the page from the file once more, whatever is known of it, and checks it.
+    pub fn verify(&self, page: PageNo) -> Result<()> {
+        let mut copy = PageBuf::boxed();
+        let got = self.file.read_at(&mut copy.0, offset_of(page)).map_err(|e| self.io("read", page, e))?;
+        if got != PAGE_SIZE {
+            return Err(self.damage(page, got, "the file ends within the page".into()));
+        }
+        self.check(page, &copy)
+    }
+
     /// The region of a page, mapped at first use, and the page's place in it.
     fn region(&self, page: PageNo) -> Result<(&Arc<Region>, u32)> {
         let (number, within) = (page.0 / REGION_PAGES, page.0 % REGION_PAGES);

@@ -11,7 +11,7 @@ use super::options::{Options, WriteOptions};
 use super::pace::Task;
 use super::snapshot::Snapshot;
 use crate::error::{Error, Result};
-use crate::tree::Direction;
+use crate::tree::{Direction, Finding};
 use crate::types::RowBuf;
 use std::ops::Bound;
 use std::path::Path;
@@ -159,6 +159,11 @@ impl Store {
     /// Does one piece of work that a store without threads leaves to its caller. False: there is none of this kind.
     pub fn step(&self, task: Task) -> Result<bool> {
         step(&self.core, task)
+    }
+
+    /// Checks every byte that the store has, on disk and in memory. No finding: it is sound.
+    pub fn check(&self) -> Result<Vec<Finding>> {
+        self.core.check()
     }
 
     pub fn metrics(&self) -> Metrics {

@@ -240,6 +240,16 @@ impl<'a> Directory<'a> {
         })
     }
 
+    /// Entries on the page.
+    pub fn rows(&self) -> usize {
+        self.entries
+    }
+
+    /// The row id of entry `i`.
+    pub fn row(&self, i: usize) -> Result<RowId> {
+        self.id(i).map(RowId).ok_or_else(|| Error::page(self.page, CONTENT, "malformed directory page"))
+    }
+
     fn id(&self, i: usize) -> Option<u64> {
         let residual = packed_at(self.residuals, i * self.residual_bits as usize, self.residual_bits)?;
         let off = self.bias.wrapping_add(residual as i64) as u64;

@@ -4,12 +4,14 @@
 //! | data pages | key pages? | directory pages? | filter pages? | fence pages (bottom-up, root last) | footer |
 //! ```
 //!
-//! [`writer`] makes a run of row versions that come in order, [`reader`] answers from it, [`cursor`] walks over it. Each
+//! [`writer`] makes a run of row versions that come in order, [`reader`] answers from it, [`cursor`] walks over it, [`check`]
+//! looks whether all of it is sound. Each
 //! kind of page has its own file, which describes its bytes: [`data`] (packed by `pack`), [`keys`], [`directory`],
 //! [`crate::filter`], [`fence`], [`footer`]. Pages of a run are numbered from 0; where they stand is the extents' affair
 //! ([`locate`]). Decoders check everything they read: whatever the bytes are, the outcome is an answer or an error.
 
 mod bytes;
+pub mod check;
 pub mod cursor;
 pub mod data;
 pub mod directory;

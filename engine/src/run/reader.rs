@@ -141,7 +141,12 @@ impl<'a> Run<'a> {
     }
 
     /// Which data page has this row id.
-    fn page_of_row<S: PageSource>(&self, source: &S, row: RowId, scratch: &mut Scratch) -> Result<Option<u32>> {
+    pub(super) fn page_of_row<S: PageSource>(
+        &self,
+        source: &S,
+        row: RowId,
+        scratch: &mut Scratch,
+    ) -> Result<Option<u32>> {
         let Some(top) = self.shape.directory_pages.checked_sub(1) else {
             return Err(Error::Invalid("the run has no row directory".into()));
         };

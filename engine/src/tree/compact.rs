@@ -10,7 +10,7 @@
 
 use crate::error::{Error, Result};
 use crate::filter::key_hash;
-use crate::host::{Flip, Horizon, Host};
+use crate::host::{Flip, Horizon, Host, Work};
 use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
@@ -222,11 +222,12 @@ impl<H: Host> Tree<'_, H> {
         let mut horizon = self.host.horizon();
         let ends = view.runs.get(job.runs.clone()).and_then(|r| Some((r.last()?.first_l0, r.first()?.last_l0)));
         let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
-        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run, first_l0, last_l0)?;
+        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run(), first_l0, last_l0)?;
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();
         let all: u64 = view.runs.get(job.runs.clone()).unwrap_or_default().iter().map(|run| run.shape.rows).sum();
+        self.host.at_work(Work::Merge, 0, all);
         let mut stale = Stale::new(self, last_l0, all, horizon.oldest());
         let (mut row, mut key, mut rows) = (RowBuf::default(), Vec::new(), 0);
         while let Some(next) = sources.key(view) {
@@ -262,6 +263,7 @@ impl<H: Host> Tree<'_, H> {
                 if rows % ROWS_A_PIECE == 0 {
                     self.host.merging(self)?;
                     stale.renew();
+                    self.host.at_work(Work::Merge, rows, all);
                 }
                 if !sources.older(self, view)? {
                     break;
@@ -358,7 +360,7 @@ impl<H: Host> Shared<H> {
             false if self.at_rest.load(Relaxed) => Effort::AtRest,
             false => Effort::Writing,
         };
-        pick(&infos(view, oldest), self.garbage(view), &self.options, effort)
+        pick(&infos(view, oldest), self.garbage(view), &self.options.get(), effort)
     }
 
     /// How much garbage there is: a complete index knows how many keys there are, and all versions but one of each are

@@ -8,7 +8,7 @@
 
 use crate::error::Result;
 use crate::filter::key_hash;
-use crate::host::{Flip, Horizon, Host};
+use crate::host::{Flip, Horizon, Host, Work};
 use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
@@ -27,6 +27,8 @@ use std::sync::Arc;
 
 /// Index entries that are raised together.
 const RAISED_AT_ONCE: usize = if cfg!(test) { 4 } else { 1024 };
+/// Rows between two reports of progress.
+const ROWS_A_REPORT: u64 = 4096;
 
 impl<H: Host> Tree<'_, H> {
     /// Writes the oldest frozen memtable to a run. False: there was none. One flush at a time: the caller sees to it.
@@ -136,13 +138,18 @@ impl<H: Host> Tree<'_, H> {
         let mut horizon = self.host.horizon();
         let last_l0 = generation.table.generation();
         let first_l0 = L0Id(view.runs.first().map_or(0, |r| r.last_l0.0) + 1);
-        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run, first_l0, last_l0)?;
+        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run(), first_l0, last_l0)?;
         let mut retention = Retention::default();
         let mut row = RowBuf::default();
         let mut key: &[u8] = &[];
         let mut next = generation.table.first();
+        let (mut rows, total) = (0, generation.table.rows());
         while let Some(node) = next {
             next = node.next();
+            if rows % ROWS_A_REPORT == 0 {
+                self.host.at_work(Work::Flush, rows, total);
+            }
+            rows += 1;
             if node.key() != key {
                 key = node.key();
                 retention.next_key();

@@ -122,12 +122,12 @@ impl<H: Host> Tree<'_, H> {
 
     fn memtable(&self, generation: L0Id) -> Result<Arc<Generation>> {
         let (row, writer) = (self.shared.next_row.load(Relaxed), self.shared.last_writer.load(Relaxed));
-        memtable_of_log(generation, RowId(row), Writer(writer), &self.shared.options)
+        memtable_of_log(generation, RowId(row), Writer(writer), &self.shared.options.get())
     }
 
     /// A memtable for a generation of which the first record has come, in its place by age.
     fn add_memtable(&self, generation: L0Id, row: RowId, writer: Writer) -> Result<()> {
-        let added = memtable_of_log(generation, row, writer, &self.shared.options)?;
+        let added = memtable_of_log(generation, row, writer, &self.shared.options.get())?;
         self.shared.install(|current| {
             let mut parts = current.edit();
             parts.frozen.push(parts.active);

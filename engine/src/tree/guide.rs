@@ -12,7 +12,7 @@
 //! index lost meanwhile is one that no snapshot sees (I4).
 
 use crate::error::{Error, Result};
-use crate::host::Host;
+use crate::host::{Host, Saw};
 use crate::key_index::KeyChunk;
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{Run, RunCursor};
@@ -161,7 +161,10 @@ impl<H: Host> Guide<H> {
         let (Some(desc), Some(cursor)) = (view.runs.get(at), self.cursors.get_mut(at)) else {
             return Err(Error::structure("the run map names no run"));
         };
-        let cursor = cursor.get_or_insert_with(Box::default);
+        let cursor = cursor.get_or_insert_with(|| {
+            tree.host.saw(Saw::Run, 1);
+            Box::default()
+        });
         let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
         cursor.seek_near(&run, &pages, key, self.direction == Direction::Forward)?;
         if !cursor.valid() || cursor.key() != key {

@@ -8,7 +8,7 @@
 //! Keeps I3 to I5, I14.
 
 use crate::error::Result;
-use crate::host::{Horizon, Host};
+use crate::host::{Horizon, Host, Work};
 use crate::key_index::{IndexEntry, SweepCursor};
 use crate::manifest::RunDesc;
 use crate::mutation::{on, Mutation::*, Pause};
@@ -51,6 +51,9 @@ impl<H: Host> Tree<'_, H> {
         let run = Run::new(&desc.shape, &desc.extents);
         let pages = Pages(&self.host);
         let (mut scratch, mut keys) = (Scratch::default(), PageKeys::default());
+        let pieces = if desc.shape.key_pages > 0 { desc.shape.key_pages } else { desc.shape.data_pages };
+        let total = u64::from(pieces);
+        self.host.at_work(Work::Index, 0, total);
         let mut next = Some(0);
         while let Some(page) = next {
             self.pause(Pause::Rebuilding);
@@ -66,6 +69,7 @@ impl<H: Host> Tree<'_, H> {
                 return Ok(false);
             }
             self.host.merging(self)?;
+            self.host.at_work(Work::Index, u64::from(page) + 1, total);
         }
         let (from, mut claimed) = (desc.first_l0, true);
         self.set_indexed_from(|now| {

@@ -75,6 +75,7 @@ unsafe impl Sync for Explored {}
 impl Host for Explored {
     type Latch = Latch;
     type Page = <TestHost as Host>::Page;
+    type Held = <TestHost as Host>::Held;
     type LogRow = <TestHost as Host>::LogRow;
     type LogState = ();
     type Horizon = TestHorizon;
@@ -82,6 +83,12 @@ impl Host for Explored {
 
     fn read_page(&self, page: PageNo) -> Result<Self::Page> {
         self.0.read_page(page)
+    }
+    fn pages(&self) -> Result<u32> {
+        self.0.pages()
+    }
+    fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held {
+        self.0.hold_page(page, spare)
     }
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
         self.0.write_pages(start, pages)
@@ -299,7 +306,7 @@ fn a_broken_publish_order_is_noticed() {
 /// Who has a superversion pinned, while others replace it, keeps it from being freed.
 pub(super) fn pins(mutation: Option<Mutation>, readers: usize, order: Order) -> std::thread::Result<usize> {
     let body = move || {
-        let table = Memtable::new(L0Id(1), RowId(1), Writer(0), 64 << 10).unwrap();
+        let table = Memtable::new(L0Id(1), RowId(1), Writer(0), 64 << 10, 0).unwrap();
         let generation = Arc::new(Generation { table, logged: AtomicU64::new(0) });
         let version = |number| {
             let (active, zero) = (Arc::clone(&generation), L0Id(0));

@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `shared` | the state that all processes see, a cache of the pages |
+//! | `live_options` | options, which may change meanwhile |
 //! | `version` | superversions and their pins |
 //! | `write`, `read`, `scan` | what statements do |
 //! | `flush`, `compact`, `indexing` | what happens in the background |
@@ -12,8 +13,10 @@
 //! | `ledger` | extents and flips: how the manifest changes |
 //! | `value_log`, `value_write`, `value_space` | large bodies: reading, writing, what becomes of their extents |
 //! | `load` | from pages to shared state |
+//! | `check` | whether all of it is sound |
 //! | `follow` | keeping up with pages that a standby's replay changes |
 
+mod check;
 mod compact;
 mod flush;
 mod follow;
@@ -23,6 +26,7 @@ mod indexing;
 mod interleaved;
 mod latched;
 mod ledger;
+mod live_options;
 mod load;
 #[cfg(test)]
 mod model;
@@ -41,7 +45,9 @@ mod value_write;
 mod version;
 mod write;
 
+pub use check::{Finding, Phase, Watch};
 pub use follow::{Holder, Next};
+pub use live_options::LiveOptions;
 pub use scan::Cursor;
 pub use shared::{Counters, Coverage, Shared};
 pub use value_log::{fuzz_value, LargeValue, MAX_VALUE};

@@ -10,7 +10,7 @@
 
 use crate::error::{Error, Result};
 use crate::filter::key_hash;
-use crate::host::Host;
+use crate::host::{Host, Saw};
 use crate::key_index::IndexEntry;
 use crate::manifest::RunDesc;
 use crate::memtable::NodeRef;
@@ -100,6 +100,7 @@ impl<H: Host> Tree<'_, H> {
         out: Option<&mut RowBuf>,
     ) -> Result<Found> {
         self.shared.counters.gets.fetch_add(1, Relaxed);
+        self.host.saw(Saw::Get, 1);
         let mut newest = None;
         for generation in view.memtables() {
             for node in generation.table.versions(key) {
@@ -151,12 +152,15 @@ impl<H: Host> Tree<'_, H> {
                 let run = Run::new(&desc.shape, &desc.extents);
                 if !certain {
                     self.shared.counters.filter_probes.fetch_add(1, Relaxed);
+                    self.host.saw(Saw::FilterProbe, 1);
                     if !run.may_contain(&pages, *hash.get_or_insert_with(|| key_hash(key)))? {
                         continue;
                     }
                     self.shared.counters.filter_hits.fetch_add(1, Relaxed);
+                    self.host.saw(Saw::FilterHit, 1);
                 }
                 self.shared.counters.runs_looked_into.fetch_add(1, Relaxed);
+                self.host.saw(Saw::Run, 1);
                 let mut shown = false;
                 let hint = Hint::of_run(desc);
                 let taken = run.get(&pages, key, scratch, |row| {

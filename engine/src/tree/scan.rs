@@ -3,7 +3,7 @@
 //! Keeps I7, I15 (guided and merged scans give the same answers; a guided miss is corruption).
 
 use crate::error::Result;
-use crate::host::Host;
+use crate::host::{Host, Saw};
 use crate::tree::guide::{Guide, Step};
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
@@ -335,9 +335,12 @@ impl<H: Host> Cursor<H> {
         if let Some(guide) = guided.then(|| Guide::begin(tree, &self.view, from, self.direction)).transpose()?.flatten()
         {
             tree.shared.counters.guided_scans.fetch_add(1, Relaxed);
+            tree.host.saw(Saw::GuidedScan, 1);
             self.way = Way::Guided(Box::new(guide));
         } else {
             tree.shared.counters.merged_scans.fetch_add(1, Relaxed);
+            tree.host.saw(Saw::MergedScan, 1);
+            tree.host.saw(Saw::Run, self.view.runs.len() as u64);
             let mut sources = Box::new(Sources::new(&self.view, true, 0..self.view.runs.len(), self.direction));
             sources.seek(tree, &self.view, from, self.direction)?;
             self.way = Way::Merged(sources);

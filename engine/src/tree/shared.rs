@@ -12,6 +12,7 @@ use crate::memtable::Memtable;
 use crate::mutation::{on, Mutation::*};
 use crate::options::TreeOptions;
 use crate::tree::latched::Latched;
+use crate::tree::live_options::LiveOptions;
 use crate::tree::value_space::ValueSpace;
 use crate::tree::version::{Current, Generation, Retired, SuperVersion};
 use crate::types::{Extent, ExtentSeq, L0Id, RowId, RunId, Writer};
@@ -26,7 +27,7 @@ use std::sync::Arc;
 pub const STRIPES: usize = 64;
 
 pub struct Shared<H: Host> {
-    pub options: TreeOptions,
+    pub options: LiveOptions,
     pub storage_id: u64,
     /// Appenders hold it shared, rotation exclusively.
     pub rotation: H::Latch,
@@ -175,7 +176,7 @@ impl<H: Host> Shared<H> {
         // Free extents may have come out of limbo at any time before.
         let freed = manifest.version.max(1);
         Shared {
-            options,
+            options: LiveOptions::new(&options),
             storage_id: manifest.storage_id,
             rotation: loosekv_shm::RawLatch::new(),
             stripes: std::array::from_fn(|_| loosekv_shm::RawLatch::new()),
@@ -340,11 +341,11 @@ impl<H: Host> Shared<H> {
         let base = RowId(self.next_row.load(Relaxed));
         let writer = Writer(self.last_writer.load(Relaxed));
         let expected = self.current.pin::<H>().active.table.rows();
-        new_generation(id, base, writer, self.options.memtable_bytes, expected)
+        new_generation(id, base, writer, self.options.memtable_bytes(), expected)
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
-        Error::MemoryFull { consumer, limit: self.options.memtable_bytes }
+        Error::MemoryFull { consumer, limit: self.options.memtable_bytes() }
     }
 }
 

@@ -85,6 +85,14 @@ impl<H: Host> Sources<H> {
         self.top()?.key(view)
     }
 
+    /// Place of the run that the version on top stands in; `None`: it is in a memtable.
+    pub fn run_on_top(&self) -> Option<usize> {
+        match self.top()? {
+            Source::Memtable { .. } => None,
+            Source::Run { at, .. } => Some(*at),
+        }
+    }
+
     /// The version on top: its head, and what is known of its writer.
     #[inline]
     pub fn with_head<R>(&self, view: &SuperVersion, see: impl FnOnce(&Head, &Hint<'_>) -> R) -> Option<R> {

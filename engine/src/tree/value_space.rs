@@ -276,7 +276,7 @@ impl<H: Host> Tree<'_, H> {
         let all: u64 = ledger.manifest.values.iter().map(|e| u64::from(e.pages)).sum();
         drop(ledger);
         let gain: u64 = sparse.values().sum();
-        if !force && gain * 100 <= all * u64::from(self.shared.options.space_percent) {
+        if !force && gain * 100 <= all * u64::from(self.shared.options.get().space_percent) {
             return None;
         }
         let weight =

@@ -237,14 +237,14 @@ impl<H: Host> Drop for ValueWriter<'_, '_, H> {
 impl<H: Host> Tree<'_, H> {
     /// Most bytes of a body that stays beside its key.
     pub(super) fn most_inline(&self) -> u64 {
-        match self.shared.options.value_log_threshold {
+        match self.shared.options.value_log_threshold() {
             0 => MAX_INLINE_ROW as u64,
             threshold => threshold.min(MAX_INLINE_ROW as u64),
         }
     }
 
     fn is_large(&self, key: usize, body: usize) -> bool {
-        let threshold = self.shared.options.value_log_threshold;
+        let threshold = self.shared.options.value_log_threshold();
         key + body > MAX_INLINE_ROW || (threshold > 0 && body as u64 >= threshold)
     }
 

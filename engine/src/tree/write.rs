@@ -203,7 +203,7 @@ impl<H: Host> Tree<'_, H> {
     /// Freezes the memtable of this generation, unless another has done so already.
     fn rotate_from(&self, full: L0Id) -> Result<()> {
         let frozen = self.pin().frozen.len();
-        if frozen >= self.shared.options.max_frozen as usize {
+        if frozen >= self.shared.options.max_frozen() as usize {
             self.shared.counters.stalls.fetch_add(1, Relaxed);
             self.host.make_room(self)?;
         }

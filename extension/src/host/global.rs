@@ -8,6 +8,7 @@
 //! address.
 
 use crate::host::latch::LwLatch;
+use crate::host::progress::{Entry, Progresses};
 use crate::host::readers::{Reader, Readers};
 use crate::host::registry::{Registry, Slot};
 use crate::settings;
@@ -24,6 +25,7 @@ pub struct Global {
     pub budgets: Budgets,
     pub registry: Registry,
     pub readers: Readers,
+    pub progress: Progresses,
     /// Which databases have a background worker.
     pub workers: Claims<LwLatch, pgrx::pg_sys::Latch>,
     pub counters: GlobalCounters,
@@ -61,6 +63,7 @@ fn fixed_size() -> usize {
     align_up(size_of::<Global>())
         + align_up(table_slots() * size_of::<Slot>())
         + align_up(backends() * size_of::<Reader>())
+        + align_up(backends() * size_of::<Entry>())
 }
 
 /// Tables that may be in memory at one time: one for every 64 kB, for a table in use needs more.
@@ -83,6 +86,8 @@ pub unsafe fn create(mem: *mut u8) {
     let first_slot = mem.wrapping_add(align_up(size_of::<Global>())).cast::<Slot>();
     let first_reader =
         mem.wrapping_add(align_up(size_of::<Global>()) + align_up(slots * size_of::<Slot>())).cast::<Reader>();
+    let first_entry =
+        first_reader.cast::<u8>().wrapping_add(align_up(backends() * size_of::<Reader>())).cast::<Entry>();
     let global = mem.cast::<Global>();
     // SAFETY: the pieces are aligned, do not overlap, and end within the segment.
     unsafe {
@@ -91,11 +96,13 @@ pub unsafe fn create(mem: *mut u8) {
         }
         for i in 0..backends() {
             first_reader.add(i).write(Reader::default());
+            first_entry.add(i).write(Entry::default());
         }
         global.write(Global {
             budgets: Budgets::default(),
             registry: Registry::new(first_slot, slots),
             readers: Readers::new(first_reader, backends()),
+            progress: Progresses::new(first_entry, backends()),
             workers: Claims::new(),
             counters: GlobalCounters::default(),
         });

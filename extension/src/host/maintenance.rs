@@ -4,7 +4,7 @@
 //! The lock is a heavyweight one, so that whoever waits for it can be cancelled and a deadlock is noticed. It is held on a
 //! "page" that no file has, and so does not meet the relation's own locks.
 
-use crate::host::{interrupt, PgHost};
+use crate::host::{interrupt, progress, PgHost};
 use crate::pg::worker;
 use crate::work::pace;
 use loosekv_engine::error::Result;
@@ -63,6 +63,7 @@ pub(super) fn make_room(tree: &Tree<'_, PgHost>) -> Result<()> {
             if flushed(tree) == before {
                 interrupt::held(|| tree.flush_one())?;
                 pace::update(tree);
+                progress::ended();
             }
             return Ok(());
         }

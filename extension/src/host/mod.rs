@@ -10,6 +10,9 @@
 //! | [`redo`] | what replay of a record decides before it touches a page |
 //! | [`maintenance`] | one flush or merge at a time |
 //! | [`writers`] | transaction ids and what became of them |
+//! | [`progress`] | how far long work has come, for those who look |
+//! | [`seen`] | what this process has looked at, for EXPLAIN |
+//! | [`verify`] | reading a page that may be bad |
 //! | [`latch`] | LWLocks in place |
 //! | [`interrupt`], [`critical`] | cancel and terminate requests; critical sections |
 //! | [`caught`] | PostgreSQL's errors as values |
@@ -29,15 +32,18 @@ pub mod latch;
 pub mod log;
 pub mod maintenance;
 pub mod pages;
+pub mod progress;
 pub mod readers;
 pub mod redo;
 pub mod registry;
+pub mod seen;
 pub mod standby;
+pub mod verify;
 pub mod writers;
 
 use held::HeldList;
 use loosekv_engine::error::Result;
-use loosekv_engine::host::{Budgets, Flip, Host, Lagging};
+use loosekv_engine::host::{Budgets, Flip, Host, Lagging, Saw, Work};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
 use loosekv_engine::tree::{unpin_by_force, SuperVersion, Tree};
@@ -138,6 +144,14 @@ impl Host for PgHost {
         page.copy(spare)
     }
 
+    fn verify_page(&self, page: PageNo) -> Result<()> {
+        self.verify(page)
+    }
+
+    fn pages(&self) -> Result<u32> {
+        Ok(self.file_pages())
+    }
+
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
         caught::catch(|| self.write(start, pages))
     }
@@ -218,6 +232,15 @@ impl Host for PgHost {
 
     fn make_room(&self, tree: &Tree<'_, Self>) -> Result<()> {
         maintenance::make_room(tree)
+    }
+
+    #[inline]
+    fn saw(&self, what: Saw, times: u64) {
+        seen::add(what, times);
+    }
+
+    fn at_work(&self, work: Work, done: u64, total: u64) {
+        progress::report(self.rel, progress::Command::of(work), done, total);
     }
 
     fn merging(&self, tree: &Tree<'_, Self>) -> Result<()> {

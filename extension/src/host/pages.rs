@@ -7,7 +7,7 @@
 use crate::host::buffer::RawPage;
 use crate::host::critical::Critical;
 use crate::host::registry::Slot;
-use crate::host::{interrupt, writers, PgHost};
+use crate::host::{interrupt, seen, writers, PgHost};
 use crate::pg::bindings;
 use crate::pg::rmgr::{self, FlipRecord};
 use crate::pg::worker;
@@ -131,8 +131,14 @@ impl PgHost {
         length >= pages
     }
 
+    /// The ring to read through; null: none.
+    pub(super) fn read_strategy(&self) -> pg_sys::BufferAccessStrategy {
+        self.sweep.as_ref().map_or(std::ptr::null_mut(), Ring::get)
+    }
+
     pub(super) fn read(&self, page: PageNo) -> Result<Page> {
         interrupt::poll()?;
+        seen::page();
         let strategy = match &self.sweep {
             Some(ring) => {
                 worker::between_pages()?;

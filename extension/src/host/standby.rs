@@ -16,8 +16,7 @@ use crate::host::latch::LwLatch;
 use crate::host::log::Reached;
 use crate::host::registry::{self, Slot};
 use crate::host::{global, interrupt, PgHost};
-use crate::pg::bindings;
-use crate::settings;
+use crate::pg::{bindings, table_options};
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
@@ -82,7 +81,7 @@ pub(super) fn load(host: &PgHost, progress: &Progress) -> Result<Option<Box<Shar
         host.replayed.take();
         let loaded = interrupt::held(|| match host.meta()? {
             None => Ok(None),
-            Some(_) => Tree::load(host, &settings::tree_options()).map(Some),
+            Some(_) => Tree::load(host, &table_options::of(host.rel())).map(Some),
         });
         attempts += 1;
         if loaded.is_err() && attempts < LOAD_ATTEMPTS && host.meta_lsn()? != meta_lsn {

@@ -125,6 +125,13 @@ impl Horizon for XidHorizon {
         }
     }
 
+    /// The commit log of what is frozen everywhere may be gone.
+    fn known_fate(&mut self, head: &Head) -> Option<Fate> {
+        // SAFETY: shared memory of the server; the value only grows, and one that is a moment old will do.
+        let oldest = unsafe { (*pg_sys::ShmemVariableCache).oldestClogXid };
+        (head.writer >= widen(oldest, next())).then(|| self.fate(head))
+    }
+
     fn oldest(&self) -> Writer {
         self.oldest
     }

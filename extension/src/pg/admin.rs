@@ -6,6 +6,8 @@
 use super::{catalog, error, startup, table_vacuum};
 use crate::host::PgHost;
 use crate::table::Open;
+use loosekv_engine::manifest::RunDesc;
+use loosekv_engine::types::L0Id;
 use pgrx::iter::TableIterator;
 use pgrx::pg_sys;
 use pgrx::pg_sys::Oid;
@@ -13,7 +15,7 @@ use pgrx::prelude::*;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Opens a table of ours, and closes it when the work is done. After an error PostgreSQL closes it.
-fn with_table<T>(
+pub(super) fn with_table<T>(
     table: Oid,
     lock: u32,
     allowed: impl FnOnce(Oid) -> pg_sys::AclResult::Type,
@@ -57,14 +59,29 @@ fn is_owner(table: Oid) -> pg_sys::AclResult::Type {
     }
 }
 
-fn may_look(table: Oid) -> pg_sys::AclResult::Type {
+/// Its owner, and those who watch over the server.
+pub(super) fn may_check(table: Oid) -> pg_sys::AclResult::Type {
+    // SAFETY: a catalog look-up.
+    if unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), Oid::from(pg_sys::ROLE_PG_MONITOR)) } {
+        return pg_sys::AclResult::ACLCHECK_OK;
+    }
+    is_owner(table)
+}
+
+/// Those who may read the table, or all statistics. A table that is gone may be seen by the latter.
+pub(super) fn may_look(table: Oid) -> pg_sys::AclResult::Type {
     // SAFETY: catalog look-ups.
     unsafe {
         let user = pg_sys::GetUserId();
         if pg_sys::has_privs_of_role(user, Oid::from(pg_sys::ROLE_PG_READ_ALL_STATS)) {
             return pg_sys::AclResult::ACLCHECK_OK;
         }
-        pg_sys::pg_class_aclcheck(table, user, u64::from(pg_sys::ACL_SELECT) as pg_sys::AclMode)
+        let mut gone = false;
+        let mode = u64::from(pg_sys::ACL_SELECT) as pg_sys::AclMode;
+        match pg_sys::pg_class_aclcheck_ext(table, user, mode, &mut gone) {
+            _ if gone => pg_sys::AclResult::ACLCHECK_NO_PRIV,
+            found => found,
+        }
     }
 }
 
@@ -109,7 +126,7 @@ fn loosekv_runs(
     ),
 > {
     let rows: Vec<RunRow> = with_table(table, pg_sys::AccessShareLock, may_look, |open| {
-        let describe = |run: &loosekv_engine::manifest::RunDesc| {
+        let describe = |run: &RunDesc| {
             let shape = &run.shape;
             (
                 run.id.0 as i64,
@@ -130,6 +147,13 @@ fn loosekv_runs(
         table_vacuum::runs(open).iter().rev().map(describe).collect()
     });
     TableIterator::new(rows)
+}
+
+/// The part of the runs' keys that the key index covers; without runs there is nothing to cover.
+fn coverage(runs: &[RunDesc], indexed_from: L0Id) -> Option<f64> {
+    let all: u64 = runs.iter().map(|run| run.shape.keys).sum();
+    let covered: u64 = runs.iter().filter(|run| run.first_l0 >= indexed_from).map(|run| run.shape.keys).sum();
+    (all > 0).then(|| covered as f64 / all as f64)
 }
 
 /// What `loosekv.stats` shows of one table. Counters begin when the table is loaded into memory.
@@ -165,6 +189,13 @@ fn loosekv_table_stats(
         name!(filter_hits, i64),
         name!(guided_scans, i64),
         name!(merged_scans, i64),
+        name!(index_coverage, Option<f64>),
+        name!(value_bytes, i64),
+        name!(value_garbage_bytes, i64),
+        name!(log_bytes, i64),
+        name!(free_bytes, i64),
+        name!(waiting_bytes, i64),
+        name!(write_delay, i64),
     ),
 > {
     let row = with_table(table, pg_sys::AccessShareLock, may_look, |open| {
@@ -179,7 +210,20 @@ fn loosekv_table_stats(
         };
         let counters = &shared.counters;
         let bytes_written = counters.bytes_written.load(Relaxed);
-        let pages_written = counters.flushed_pages.load(Relaxed) + counters.compacted_pages.load(Relaxed);
+        let pages_written = counters.flushed_pages.load(Relaxed)
+            + counters.compacted_pages.load(Relaxed)
+            + counters.value_pages.load(Relaxed);
+        let slot = open.tree.host.slot();
+        let page = i64::from(pg_sys::BLCKSZ);
+        let (free, _, waiting) = shared.space();
+        let value_bytes: u64 = runs.iter().map(RunDesc::value_bytes).sum();
+        let value_space: u64 = open
+            .tree
+            .manifest()
+            .values
+            .iter()
+            .map(|e| u64::from(e.pages) * loosekv_engine::page::CAPACITY as u64)
+            .sum();
         let written_again = pages_written as f64 * f64::from(pg_sys::BLCKSZ);
         let amplification = (bytes_written > 0).then(|| 1.0 + written_again / bytes_written as f64);
         (
@@ -193,7 +237,7 @@ fn loosekv_table_stats(
             memtable_bytes,
             shared.index.len() as i64,
             shared.index.bytes() as i64,
-            runs.iter().filter(|run| run.last_l0 >= indexed_from).count() as i32,
+            runs.iter().filter(|run| run.first_l0 >= indexed_from).count() as i32,
             open.tree.next_row_id().0 as i64,
             counters.rows_written.load(Relaxed) as i64,
             bytes_written as i64,
@@ -208,6 +252,13 @@ fn loosekv_table_stats(
             counters.filter_hits.load(Relaxed) as i64,
             counters.guided_scans.load(Relaxed) as i64,
             counters.merged_scans.load(Relaxed) as i64,
+            coverage(&runs, indexed_from),
+            value_bytes as i64,
+            (value_space as i64 - value_bytes as i64).max(0),
+            slot.map_or(0, |slot| slot.counters.log_bytes.load(Relaxed)) as i64,
+            free as i64 * page,
+            waiting as i64 * page,
+            slot.map_or(0, |slot| i64::from(slot.write_delay.load(Relaxed))),
         )
     });
     TableIterator::once(row)

@@ -47,6 +47,19 @@ pub mod raw {
             correlation: *mut f64,
             pages: *mut f64,
         );
+        pub fn RangeVarGetRelidExtended(
+            relation: *const pg_sys::RangeVar,
+            lockmode: pg_sys::LOCKMODE,
+            flags: u32,
+            callback: pg_sys::RangeVarGetRelidCallback,
+            arg: *mut c_void,
+        ) -> pg_sys::Oid;
+        pub fn RangeVarCallbackOwnsRelation(
+            relation: *const pg_sys::RangeVar,
+            relid: pg_sys::Oid,
+            old: pg_sys::Oid,
+            arg: *mut c_void,
+        );
         pub fn btoptions(reloptions: pg_sys::Datum, validate: bool) -> *mut pg_sys::bytea;
         pub fn find_all_inheritors(
             parent: pg_sys::Oid,
@@ -74,6 +87,28 @@ pub mod raw {
             count: u64,
             once: bool,
         );
+        pub fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
+        pub fn pg_plan_query(
+            query: *mut pg_sys::Query,
+            text: *const c_char,
+            options: c_int,
+            params: pg_sys::ParamListInfo,
+        ) -> *mut pg_sys::PlannedStmt;
+        pub fn ExplainOnePlan(
+            plan: *mut pg_sys::PlannedStmt,
+            into: *mut pg_sys::IntoClause,
+            es: *mut pg_sys::ExplainState,
+            text: *const c_char,
+            params: pg_sys::ParamListInfo,
+            env: *mut pg_sys::QueryEnvironment,
+            planning: *const pg_sys::instr_time,
+            buffers: *const pg_sys::BufferUsage,
+        );
+        pub fn BufferUsageAccumDiff(
+            to: *mut pg_sys::BufferUsage,
+            add: *const pg_sys::BufferUsage,
+            sub: *const pg_sys::BufferUsage,
+        );
         pub fn standard_ProcessUtility(
             statement: *mut pg_sys::PlannedStmt,
             text: *const c_char,
@@ -93,6 +128,7 @@ pub mod raw {
         pub fn errtableconstraint(rel: pg_sys::Relation, name: *const c_char) -> c_int;
         pub fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
 
+        pub static mut pgBufferUsage: pg_sys::BufferUsage;
         pub static mut maintenance_io_concurrency: c_int;
         pub static max_prepared_xacts: c_int;
     }
@@ -116,6 +152,11 @@ macro_rules! guarded {
     (@call $name:ident $args:ident $a:expr, $b:expr, $c:expr) => {
         pgrx::pg_sys::ffi::pg_guard_ffi_boundary(move || {
             $crate::pg::bindings_am::raw::$name($args.0, $args.1, $args.2)
+        })
+    };
+    (@call $name:ident $args:ident $a:expr, $b:expr, $c:expr, $d:expr, $e:expr) => {
+        pgrx::pg_sys::ffi::pg_guard_ffi_boundary(move || {
+            $crate::pg::bindings_am::raw::$name($args.0, $args.1, $args.2, $args.3, $args.4)
         })
     };
     (@call $name:ident $args:ident $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr, $g:expr, $h:expr) => {

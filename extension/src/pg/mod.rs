@@ -1,6 +1,7 @@
 //! The quarantine: what PostgreSQL calls.
 
 pub mod admin;
+pub mod admin_check;
 pub mod bindings;
 pub mod bindings_am;
 pub mod catalog;
@@ -21,6 +22,7 @@ pub mod startup;
 pub mod table_am;
 pub mod table_ddl;
 pub mod table_index_build;
+pub mod table_options;
 pub mod table_scan;
 pub mod table_vacuum;
 pub mod worker;

@@ -2,10 +2,10 @@
 
 use super::table_index_build::DeadRows;
 use super::{catalog, xact};
-use crate::host::interrupt;
 use crate::host::maintenance::Maintenance;
-use crate::host::PgHost;
+use crate::host::{interrupt, progress, PgHost};
 use crate::table::Open;
+use crate::work::pace;
 use loosekv_engine::manifest::RunDesc;
 use pgrx::pg_sys;
 use pgrx::pg_sys::Relation;
@@ -51,35 +51,54 @@ pub unsafe extern "C-unwind" fn vacuum(
     }
 }
 
-/// Writes all memtables to runs.
+/// Between two looks whether another has flushed.
+const NAP: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// Writes all memtables to runs. It does not queue for the maintenance lock: whoever merges flushes in between, and a merge is
+/// long.
 pub fn flush(open: &Open) {
     open.ok(open.tree.rotate());
-    // SAFETY: the relation stays open.
-    let lock = unsafe { Maintenance::lock(open.rel) };
-    while open.ok(interrupt::held(|| open.tree.flush_one())) {
-        pgrx::check_for_interrupts!();
+    let newest = open.tree.shared().current.pin::<PgHost>().active.table.generation();
+    let waiting = || {
+        let view = open.tree.shared().current.pin::<PgHost>();
+        view.frozen.iter().any(|frozen| frozen.table.generation() < newest)
+    };
+    while waiting() {
+        // SAFETY: the relation stays open.
+        match unsafe { Maintenance::try_lock(open.rel) } {
+            Some(lock) => {
+                open.ok(interrupt::held(|| open.tree.flush_one()));
+                drop(lock);
+                pgrx::check_for_interrupts!();
+            }
+            None => interrupt::nap(NAP),
+        }
     }
-    drop(lock);
+    pace::update(&open.tree);
+    progress::ended();
 }
 
 /// Merges what is due (`all`: everything into one run).
 pub fn merge(open: &Open, all: bool) {
     // SAFETY: as above.
     let lock = unsafe { Maintenance::lock(open.rel) };
-    while open.ok(open.tree.compact_one(all)) {
+    while open.ok(interrupt::held(|| open.tree.compact_one(all))) {
         pgrx::check_for_interrupts!();
     }
     drop(lock);
+    pace::update(&open.tree);
+    progress::ended();
 }
 
 /// Settles every run whose writers have all ended, so that none of them needs to be looked up ever again.
 fn settle(open: &Open) {
     // SAFETY: as above.
     let lock = unsafe { Maintenance::lock(open.rel) };
-    while open.ok(open.tree.settle_one()) {
+    while open.ok(interrupt::held(|| open.tree.settle_one())) {
         pgrx::check_for_interrupts!();
     }
     drop(lock);
+    progress::ended();
 }
 
 /// The runs, oldest first.

@@ -11,7 +11,7 @@ use super::{catalog, error, worker};
 use crate::host::critical::in_critical_section;
 use crate::host::maintenance::Maintenance;
 use crate::host::registry::{self, FileKey, Table};
-use crate::host::{interrupt, writers, PgHost};
+use crate::host::{interrupt, progress, writers, PgHost};
 use crate::work::agenda::{Outcome, Task};
 use crate::work::{memory, need, pace};
 use loosekv_engine::error::{Error, Result};
@@ -85,6 +85,7 @@ pub(super) fn perform(table: FileKey, task: Task) -> Outcome {
     .catch_others(caught)
     .execute();
     CURRENT.set(None);
+    progress::ended();
     settle(table, task, ended)
 }
 
@@ -228,6 +229,8 @@ fn work_on(table: FileKey, task: Task) -> Ended {
 /// `None`: another is at work on the table.
 fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
     let Some(open) = registry::open(locked.rel)? else { return Ok(None) };
+    // The table's options were looked up.
+    forget_snapshot();
     // SAFETY: the relation stays open.
     let Some(_maintenance) = (unsafe { Maintenance::try_lock(locked.rel) }) else { return Ok(None) };
     let done = match task {

@@ -67,6 +67,11 @@ impl Open {
         Open { rel, info, tree, _table: table }
     }
 
+    /// The tree once more, for reading much: through a ring of buffers.
+    pub fn sweeping_tree(&self) -> Tree<'_, PgHost> {
+        self._table.sweeping_tree(self.rel)
+    }
+
     pub fn relid(&self) -> pg_sys::Oid {
         // SAFETY: the relation is open.
         unsafe { (*self.rel).rd_id }

@@ -26,7 +26,7 @@ pub fn update(tree: &Tree<'_, PgHost>) {
     let Some(slot) = tree.host.slot() else { return };
     let backlog = {
         let view = tree.shared().current.pin::<PgHost>();
-        let options = &tree.shared().options;
+        let options = tree.shared().options.get();
         Backlog {
             frozen: view.frozen.len() as u32,
             max_frozen: options.max_frozen,

@@ -26,6 +26,18 @@ pub(super) fn everything(tree: &Tree<'_, TestHost>) {
     world(tree).snapshots.remove(&hold);
 }
 
+/// Nothing that the check of a table looks at is wrong.
+pub(super) fn sound(tree: &Tree<'_, TestHost>) {
+    struct Alone;
+    impl crate::tree::Watch for Alone {
+        fn alone(&mut self, work: &mut dyn FnMut() -> crate::error::Result<()>) -> crate::error::Result<()> {
+            work()
+        }
+    }
+    let found = tree.check(&mut Alone).expect("the check ends");
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 /// Everything is somebody's exactly once, or free. To be called while nothing is being built.
 pub(super) fn space(tree: &Tree<'_, TestHost>) {
     let ledger = tree.shared().ledger.lock();
@@ -60,11 +72,13 @@ pub(super) fn power_failure(tree: &Tree<'_, TestHost>, at: Pause) {
         image
     };
     let host = TestHost::new(image);
-    let shared = Tree::load(&host, &tree.shared().options).unwrap_or_else(|e| panic!("power failed at {at:?}: {e}"));
+    let shared =
+        Tree::load(&host, &tree.shared().options.get()).unwrap_or_else(|e| panic!("power failed at {at:?}: {e}"));
     let after = Tree::new(&shared, host);
     everything(&after);
     while rebuild(&after) {}
     everything(&after);
+    sound(&after);
 }
 
 pub(super) fn unlimited() -> Budgets {

@@ -79,6 +79,9 @@ impl Host for TestHost {
     fn hold_page(&self, page: Owned<PageBuf>, _spare: Option<Owned<PageBuf>>) -> Owned<PageBuf> {
         page
     }
+    fn pages(&self) -> Result<u32> {
+        Ok(self.world.borrow().disk.pages.len() as u32)
+    }
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
         let mut world = self.world.borrow_mut();
         if std::mem::take(&mut world.no_room) {

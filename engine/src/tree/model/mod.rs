@@ -241,7 +241,7 @@ impl Run {
     fn crash(&mut self) {
         self.cursors.clear();
         self.sweep = SweepCursor::new();
-        let options = self.shared.options.clone();
+        let options = self.shared.options.get();
         let percent = std::mem::take(&mut self.host.world.borrow_mut().faults.percent);
         self.host.world.borrow_mut().crash();
         self.host.budgets.key_index.used.store(0, Relaxed);
@@ -272,13 +272,17 @@ impl Run {
         self.host.budgets.key_index.limit.store(u64::MAX, Relaxed);
         let tree = self.tree();
         check::everything(&tree);
+        check::sound(&tree);
         tree.rotate().unwrap();
         while tree.flush_one().unwrap() {}
         check::everything(&tree);
+        check::sound(&tree);
         while steps::rebuild(&tree) {}
         check::everything(&tree);
+        check::sound(&tree);
         while tree.compact_one(true).unwrap() {}
         check::everything(&tree);
+        check::sound(&tree);
         check::space_at_rest(&tree);
         let view = tree.pin();
         assert!(view.runs.len() <= 1 && view.frozen.is_empty() && view.active.table.is_empty());

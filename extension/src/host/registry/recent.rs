@@ -1,6 +1,7 @@
-//! The slots that this process has used last: found again without the registry's latch.
+//! The slots that this process has used last: the way to a table without a look at the registry.
 
-use super::{registry, FileKey, Slot, LIVE};
+use super::registry;
+use super::slot::{FileKey, Slot, LIVE};
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::*;
 

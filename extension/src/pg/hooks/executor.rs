@@ -127,6 +127,7 @@ unsafe fn row_comparison(plan: *mut Plan) -> Option<Oid> {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn before_start(query: *mut QueryDesc) -> usize {
+    super::explain::executor_starts(query);
     let depth = relam_mask::depth();
     let mut indexes = Vec::new();
     // SAFETY: the executor's query.

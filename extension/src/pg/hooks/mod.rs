@@ -6,6 +6,8 @@
 //! | [`planner`] | shows our key to the planner as the btree it looks like |
 //! | [`executor`] | ON CONFLICT and row comparisons, which PostgreSQL allows with btree alone |
 //! | [`databases`] | databases that are dropped or moved |
+//! | [`options`] | options of single tables, in CREATE and ALTER TABLE |
+//! | [`explain`] | what EXPLAIN (ANALYZE) says of scans on our tables |
 //! | [`utility`] | statements that need a hand, and those that cannot work |
 //!
 //! A hook that calls on is no place for pgrx's guard: it would turn every error of every statement into a panic and back,
@@ -15,7 +17,9 @@
 
 pub mod databases;
 pub mod executor;
+pub mod explain;
 pub mod object_access;
+pub mod options;
 pub mod planner;
 pub mod utility;
 
@@ -34,6 +38,7 @@ pub fn install() {
     planner::install();
     executor::install();
     utility::install();
+    explain::install();
     // SAFETY: functions that live as long as the server.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_ended), std::ptr::null_mut());
@@ -52,8 +57,11 @@ unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _a
     }
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE) {
         relam_mask::forget();
+        crate::host::progress::ended();
         object_access::forget();
         utility::forget();
+        options::forget();
+        explain::forget();
         lock::end_of_transaction(event == XACT_EVENT_PREPARE);
         recent::set_noting(false);
         info::end_of_transaction();
@@ -69,7 +77,9 @@ unsafe extern "C-unwind" fn subtransaction_ended(
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
         // SAFETY: the subtransaction is still the current one.
-        relam_mask::rolled_back(unsafe { super::bindings_am::raw::GetCurrentTransactionNestLevel() });
+        let level = unsafe { super::bindings_am::raw::GetCurrentTransactionNestLevel() };
+        relam_mask::rolled_back(level);
+        explain::rolled_back(level);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Utility statements: some need a hand, and what cannot work is refused before anything is done.
 
-use super::{databases, object_access};
+use super::{databases, object_access, options};
 use crate::pg::bindings_am::raw;
 use crate::pg::{catalog, error, relam_mask};
 use pgrx::pg_sys;
@@ -51,6 +51,7 @@ unsafe extern "C-unwind" fn hook(
 unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStmt {
     // SAFETY: PostgreSQL's statement; each node is what its tag says.
     unsafe {
+        let statement = options::before(statement, read_only);
         let node = (*statement).utilityStmt;
         match (*node).type_ {
             NodeTag::T_IndexStmt => return index(statement, read_only),
@@ -81,6 +82,8 @@ unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, depth: usize) {
         relam_mask::end(depth);
     }
     // SAFETY: the statement is still there.
+    unsafe { options::after(statement) };
+    // SAFETY: as above.
     let tag = unsafe { (*(*statement).utilityStmt).type_ };
     match tag {
         NodeTag::T_VacuumStmt => restore_prefetch(),

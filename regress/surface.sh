@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# What an administrator does beyond SQL: dumps and restores options, reloads settings, watches progress, cancels merges, and has
+# a damaged file checked. Needs a running cluster made by scripts/cluster.sh in the directory given (it is restarted).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/cluster.sh
+
+cluster=$1
+export PGDATABASE=surface
+ask() { psql -X -q -A -t -v ON_ERROR_STOP=1 -c "$1"; }
+expect() { # expect WHAT EXPECTED FOUND
+    [ "$2" = "$3" ] || { echo "$1: expected \"$2\", found \"$3\"" >&2; exit 1; }
+}
+soon() { # soon WHAT QUERY: until it is true
+    local deadline=$((SECONDS + 30))
+    until [ "$(ask "$2")" = t ]; do
+        [ "$SECONDS" -lt "$deadline" ] || { echo "$1: not within 30 s" >&2; exit 1; }
+        sleep 0.02
+    done
+}
+PGOPTIONS='-c client_min_messages=warning' psql -X -q -d postgres -c "DROP DATABASE IF EXISTS surface" -c "CREATE DATABASE surface" -c "DROP DATABASE IF EXISTS surface_copy" -c "CREATE DATABASE surface_copy"
+ask "CREATE EXTENSION loosekv"
+
+# Options survive a dump.
+ask "CREATE TABLE kept (k int PRIMARY KEY, v text) USING loosekv
+         WITH (loosekv.compression = 'zstd', loosekv.memtable_size = '1MB', fillfactor = 70);
+     INSERT INTO kept SELECT i, 'v' FROM generate_series(1, 1000) i"
+pg_dump surface | psql -X -q -v ON_ERROR_STOP=1 -d surface_copy >/dev/null
+of="SELECT reloptions, (SELECT count(*) FROM kept) FROM pg_class WHERE relname = 'kept'"
+expect "options after a dump" "{fillfactor=70,loosekv.compression=zstd,loosekv.memtable_size=1MB}|1000" "$(PGDATABASE=surface_copy ask "$of")"
+expect "a dump of the dump" "$(pg_dump surface | grep -v '^\\')" "$(pg_dump surface_copy | grep -v '^\\')"
+
+# Settings reach tables in use.
+ask "CREATE TABLE used (k int PRIMARY KEY, v text) USING loosekv;
+     INSERT INTO used SELECT i, repeat('used ', 20) FROM generate_series(1, 5000) i; SELECT loosekv.flush('used')" >/dev/null
+expect "before the reload" f "$(ask "SELECT bool_or(compressed) FROM loosekv.runs('used')")"
+ask "ALTER SYSTEM SET loosekv.compression = 'zstd'"
+ask "SELECT pg_reload_conf()" >/dev/null
+soon "the reload" "SELECT current_setting('loosekv.compression') = 'zstd'"
+ask "SELECT loosekv.compact('used')" >/dev/null
+ask "INSERT INTO used SELECT i, repeat('used ', 20) FROM generate_series(5001, 10000) i; SELECT loosekv.flush('used')" >/dev/null
+expect "after the reload" t "$(ask "SELECT bool_or(compressed) FROM loosekv.runs('used')")"
+ask "ALTER SYSTEM RESET loosekv.compression"
+ask "SELECT pg_reload_conf()" >/dev/null
+
+# Progress is seen, merges are cancelled without harm, and a flush does not wait for a merge.
+ask "CREATE TABLE big (k bigint PRIMARY KEY, v text) USING loosekv WITH (loosekv.fan_in = 64);
+     INSERT INTO big SELECT i * 7919::bigint % 400009, repeat('big ', 20) FROM generate_series(1, 200000) i" >/dev/null
+psql -X -q -c "SET application_name = 'checks'" -c "SELECT count(*) FROM generate_series(1, 1000), LATERAL loosekv.check('big')" >/dev/null 2>&1 &
+checks=$!
+soon "progress of a check" "SELECT count(*) > 0 FROM loosekv.progress WHERE relation = 'big'::regclass AND command = 'checking runs' AND total > 0"
+ask "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'checks'" >/dev/null
+wait "$checks" || true
+expect "progress after a cancel" 0 "$(ask "SELECT count(*) FROM loosekv.progress WHERE command LIKE 'checking%'")"
+psql -X -q -c "SET application_name = 'merges'" -c "SELECT loosekv.compact('big')" >/dev/null 2>"$cluster/merges.err" &
+merges=$!
+soon "progress of a merge" "SELECT count(*) > 0 FROM loosekv.progress WHERE relation = 'big'::regclass AND command = 'merging runs'"
+ask "INSERT INTO big VALUES (-1, 'while it merges'); SELECT loosekv.flush('big')" >/dev/null
+ask "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'merges'" >/dev/null
+wait "$merges" || grep -q "canceling statement due to user request" "$cluster/merges.err"
+expect "rows after a cancelled merge" 200001 "$(ask "SELECT count(*) FROM big")"
+expect "a cancelled merge" "" "$(ask "SELECT * FROM loosekv.check('big')")"
+
+# Who holds the horizon.
+ask "CREATE TABLE held (k int PRIMARY KEY) USING loosekv"
+ask "BEGIN; INSERT INTO held VALUES (1); PREPARE TRANSACTION 'surface'"
+expect "a prepared transaction" "prepared transaction|surface" "$(ask "SELECT holder, name FROM loosekv.horizon WHERE holder = 'prepared transaction'")"
+ask "COMMIT PREPARED 'surface'"
+
+# A damaged file: the check names the page, and goes on.
+ask "CHECKPOINT"
+file=$cluster/data/$(ask "SELECT pg_relation_filepath('used')")
+cluster_stop "$cluster"
+python3 - "$file" <<'PYTHON'
+import sys
+with open(sys.argv[1], "r+b") as file:
+    pages = file.seek(0, 2) // 8192
+    for page in range(1, pages):
+        file.seek(page * 8192 + 24)
+        if file.read(1) == b"\x04":  # a data page
+            file.seek(page * 8192 + 4000)
+            byte = file.read(1)[0]
+            file.seek(page * 8192 + 4000)
+            file.write(bytes([byte ^ 1]))
+            break
+PYTHON
+cluster_start "$cluster"
+export PGDATABASE=surface
+found=$(ask "SELECT count(*) > 0, bool_or(finding ~ 'invalid page in block'), count(DISTINCT place) FROM loosekv.check('used')" 2>/dev/null)
+expect "a damaged page" "t|t|1" "$found"
+expect "the server goes on" 1000 "$(ask "SELECT count(*) FROM kept")"
+ask "DROP TABLE used"
+PGDATABASE=postgres psql -X -q -c "DROP DATABASE surface" -c "DROP DATABASE surface_copy"
+echo "options, settings, progress, cancels, a damaged page: as they should be"
