@@ -1,15 +1,20 @@
 //! A piece of the key index, copied out for a scan; its memory is reused from piece to piece.
 
-use super::{IndexEntry, IndexKey};
+use super::leaf::Leaf;
+use super::IndexEntry;
 use crate::types::MAX_KEY;
+use std::sync::atomic::Ordering;
+
+/// Beyond the last key there is space for a wide copy.
+const SLACK: usize = 64;
 
 /// Keys and entries in the order of the scan.
 #[derive(Clone, Debug, Default)]
 pub struct KeyChunk {
     /// All keys, one after the other.
     bytes: Vec<u8>,
-    /// Where each key ends in `bytes`, and its entry.
-    keys: Vec<(u32, IndexEntry)>,
+    /// Where each key ends in `bytes`, and its value.
+    keys: Vec<(u32, u32)>,
     pub(super) complete: bool,
 }
 
@@ -32,12 +37,12 @@ impl KeyChunk {
     }
 
     pub fn get(&self, index: usize) -> Option<(&[u8], IndexEntry)> {
-        let (end, entry) = *self.keys.get(index)?;
+        let (end, value) = *self.keys.get(index)?;
         let start = match index.checked_sub(1) {
             Some(before) => self.keys.get(before)?.0,
             None => 0,
         };
-        Some((self.bytes.get(start as usize..end as usize)?, entry))
+        Some((self.bytes.get(start as usize..end as usize)?, IndexEntry::decode(value)?))
     }
 
     pub fn last(&self) -> Option<(&[u8], IndexEntry)> {
@@ -53,16 +58,24 @@ impl KeyChunk {
         self.bytes.clear();
         self.keys.clear();
         self.complete = false;
-        self.bytes.reserve((max * 32).max(MAX_KEY));
+        self.bytes.reserve((max * 32).max(MAX_KEY) + SLACK);
         self.keys.reserve(max);
     }
 
-    /// Adds a key, if that takes no allocation: the caller is in the scope.
-    pub(super) fn push(&mut self, key: &IndexKey, entry: IndexEntry) -> bool {
-        if self.keys.len() == self.keys.capacity() || !key.append_to(&mut self.bytes) {
-            return false;
+    /// Adds these keys of a leaf, except the dead ones, up to `max` keys in all and while that takes no allocation: the
+    /// caller is in the scope. False: not all of them had room.
+    pub(super) fn extend(&mut self, leaf: Leaf<'_>, places: impl Iterator<Item = usize>, max: usize) -> bool {
+        let max = max.min(self.keys.capacity());
+        for at in places {
+            let value = leaf.value(at).load(Ordering::Acquire);
+            if IndexEntry::decode(value).is_none() {
+                continue;
+            }
+            if self.keys.len() == max || !leaf.append_key(at, &mut self.bytes) {
+                return false;
+            }
+            self.keys.push((self.bytes.len() as u32, value));
         }
-        self.keys.push((self.bytes.len() as u32, entry));
         true
     }
 }

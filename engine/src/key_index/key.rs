@@ -1,4 +1,4 @@
-//! A key in the key index: three words, compared as numbers.
+//! A key in the directory of the key index: three words, compared as numbers.
 //!
 //! ```text
 //!   up to 23 bytes    [ bytes 0..8, big-endian ] [ bytes 8..16 ] [ bytes 16..23 | length ]
@@ -30,7 +30,7 @@ pub(super) struct Probe<'k> {
 }
 
 /// Bytes of an inline key in their order, and their number.
-type Spelled = ([u8; 24], usize);
+pub(super) type Spelled = ([u8; 24], usize);
 
 impl IndexKey {
     /// A copy of `key`; allocates only if it is longer than [`INLINE`].
@@ -94,22 +94,13 @@ impl IndexKey {
         space.0.get(..space.1).unwrap_or_default()
     }
 
-    /// Appends the bytes to `out`, if that takes no allocation.
-    pub(super) fn append_to(&self, out: &mut Vec<u8>) -> bool {
-        if out.capacity() - out.len() < self.len() {
-            return false;
-        }
-        out.extend_from_slice(self.bytes(&mut no_space()));
-        true
-    }
-
     #[inline(never)]
     fn cmp_bytes(&self, other: &IndexKey) -> Ordering {
         self.bytes(&mut no_space()).cmp(other.bytes(&mut no_space()))
     }
 }
 
-fn no_space() -> Spelled {
+pub(super) fn no_space() -> Spelled {
     ([0; 24], 0)
 }
 
@@ -199,20 +190,6 @@ mod tests {
                 assert_eq!(own.cmp(&IndexKey::new(b)), a.cmp(b), "{a:?} {b:?}");
                 assert_eq!(own.cmp(&Probe::new(b)), a.cmp(b), "{a:?} {b:?}");
             }
-        }
-    }
-
-    #[test]
-    fn appends_only_where_there_is_space() {
-        for len in [3, 23, 24, 100] {
-            let bytes = vec![b'x'; len];
-            let key = IndexKey::new(&bytes);
-            let mut out = Vec::with_capacity(2 * len);
-            assert!(key.append_to(&mut out) && out == bytes);
-            let spare = out.capacity() - out.len();
-            out.extend(std::iter::repeat_n(0, spare - (len - 1)));
-            assert!(!key.append_to(&mut out));
-            assert_eq!(out.capacity() - out.len(), len - 1);
         }
     }
 }

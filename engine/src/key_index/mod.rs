@@ -1,28 +1,47 @@
 //! The key index: from each key on disk to the newest run that contains it.
 //!
 //! ```text
-//!   skip list:  key --> value, 64 bits:  [ tombstone 1 ][ uncounted 1 ][ L0 id 62 ]      all ones: dead
+//!   directory (skip list):   (none)      "cat"      "dog"       lowest key of a leaf --> the leaf
+//!                               |          |          |
+//!   leaves:               [ant bee ..] [cat cow] [dog eel ..]   up to 128 sorted keys and their values, one block each
 //! ```
+//!
+//! A look-up takes the last entry of the directory that is not above the key, loads its leaf, and searches there.
+//! The first leaf has no entry: it is where the look-up lands that finds none.
 //!
 //! - I3: an entry names the newest installed run containing the key, values and tombstones alike; it only moves
 //!   forward.
-//! - I12: values change in place, by compare-and-swap. The list's own insertion would take the old entry out before it
-//!   puts the new one in, and readers would miss a key that always exists.
-//! - I5: an entry is purged only as it was seen. Whoever removes one first swaps its value for the dead mark, which is
-//!   final: a node is taken out of the list only when dead, by the remover or by whoever meets it. So a raise either
-//!   comes before the mark (and the remover finds the entry changed) or puts a node of its own in the dead one's place.
+//! - I12: values change in place, also those of keys that come and go.
+//! - I5: an entry is purged only as it was seen: comparison and removal are one, under the latch.
 //!
-//! A new node begins uncounted; whoever clears that bit adds the node to the accounts, so each is counted once although
-//! the list does not tell whose insertion came first.
+//! **Writers** exclude each other by one latch, held shortly; nothing waits or fails under it. What needs memory is
+//! reserved before anything is changed. Keys of a leaf never change: a new key makes a new leaf of the old one ([`build`]),
+//! which takes its place by one store; the old one is retired. A dead key (removed in place) may come to life again.
 //!
-//! Everything that touches the list is inside the scope and one short pin; what it needs from the heap is reserved
-//! before.
+//! **Readers** take no latch. They pin, and so what they came upon stays readable. Each look-up answers with what was true
+//! at some moment since it began, for:
+//!
+//! - *A leaf answers for the keys from its entry in the directory up to its high key*, and for others it is not asked:
+//!   who finds that the key is not below the high key begins anew. A leaf that is split gets its smaller high key only
+//!   after the entries for its other parts are in the directory, and an entry leaves the directory only after the leaf
+//!   to the left of it has got the larger high key. So there is always another leaf to be found, and nobody waits.
+//! - *The leaf is in its place when it is loaded.* Then its values are true until another one takes that place, and do
+//!   not change after that. So an old leaf tells what was true when it was replaced, which was after it was loaded.
+//! - *The entry was in the directory when it was found.* If it has been removed since, its last leaf tells what was true when
+//!   that happened: the writer holds the latch from copying the leaf's keys to the left until the entry is gone.
+//!
+//! Removing marks values dead; when half of a leaf is dead it is made anew without them, and what is left of it goes to
+//! the left neighbour when it is little ([`write`](mod@write)).
 
+mod build;
 mod chunk;
 mod key;
+mod leaf;
+mod scan;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use chunk::KeyChunk;
 pub use sweep::SweepCursor;
@@ -30,38 +49,19 @@ pub use sweep::SweepCursor;
 use crate::error::{Consumer, Error};
 use crate::host::Budget;
 use crate::mutation::{on, Mutation::*};
-use crate::tree::Direction;
-use crate::types::{L0Id, MAX_KEY};
-use crossbeam_epoch::Guard;
+use crate::types::L0Id;
 use crossbeam_skiplist::base::SkipList;
-use key::{IndexKey, Probe, INLINE};
+use key::{IndexKey, Probe};
+use leaf::{Leaf, DEAD};
 use loosekv_shm::scope::Scope;
-use loosekv_shm::{epoch, Needs};
+use loosekv_shm::{epoch, RawLatch};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-const TOMBSTONE: u64 = 1 << 63;
-const UNCOUNTED: u64 = 1 << 62;
-const L0_BITS: u64 = UNCOUNTED - 1;
-const DEAD: u64 = u64::MAX;
-
-/// A node of the list without its tower: value, key, reference count and height.
-const NODE_BASE: usize = 8 + std::mem::size_of::<IndexKey>() + 8;
-const TALLEST: usize = 32;
-
-/// What a node may take from the heap, and the garbage that is put aside meanwhile.
-const NODE_NEEDS: Needs = {
-    let mut sizes = [0; TALLEST];
-    let mut height = 0;
-    while height < TALLEST {
-        sizes[height] = NODE_BASE + 8 * (height + 1);
-        height += 1;
-    }
-    Needs::of(&sizes).and(epoch::NEEDS)
-};
-
-/// Most keys of a chunk: the pin is short.
-const LARGEST_CHUNK: usize = 4096;
+const TOMBSTONE: u32 = 1 << 31;
+/// L0 ids from here on can not be indexed: with a tombstone's bit this one would be the dead mark.
+const L0_END: u32 = TOMBSTONE - 1;
 
 /// Where the newest version of a key on disk is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,10 +72,11 @@ pub struct IndexEntry {
     pub tombstone: bool,
 }
 
-/// No room for another key; nothing was changed.
+/// No room for another key. Of a batch the first `done` keys are in the index; of what comes after them nothing new is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full {
     pub limit: u64,
+    pub done: usize,
 }
 
 impl From<Full> for Error {
@@ -84,44 +85,67 @@ impl From<Full> for Error {
     }
 }
 
-pub struct KeyIndex {
-    list: SkipList<IndexKey, AtomicU64>,
+pub struct KeyIndex<L: RawLatch> {
+    /// Writers hold it. Nothing is nested in it.
+    latch: L,
+    directory: SkipList<IndexKey, LeafSlot>,
+    /// The leaf of the lowest keys; none if there are no keys.
+    first: LeafSlot,
+    keys: AtomicU64,
     /// What this index has added to the budget.
     bytes: AtomicU64,
 }
 
-impl Default for KeyIndex {
-    fn default() -> KeyIndex {
+impl<L: RawLatch> Default for KeyIndex<L> {
+    fn default() -> KeyIndex<L> {
         KeyIndex::new()
     }
 }
 
-impl KeyIndex {
-    pub fn new() -> KeyIndex {
-        KeyIndex { list: SkipList::new(epoch::collector().clone()), bytes: AtomicU64::new(0) }
+impl<L: RawLatch> KeyIndex<L> {
+    pub fn new() -> KeyIndex<L> {
+        KeyIndex {
+            latch: L::new(),
+            directory: SkipList::new(epoch::collector().clone()),
+            first: LeafSlot::none(),
+            keys: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
     }
 
-    /// Number of keys (approximate while others change it).
+    /// Number of keys.
     pub fn len(&self) -> usize {
-        self.list.len()
+        self.keys.load(Ordering::Relaxed) as usize
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that the keys and their nodes take, as accounted in the budget.
+    /// Bytes of all leaves and entries of the directory, as accounted in the budget.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     pub fn get(&self, key: &[u8]) -> Option<IndexEntry> {
-        let key = Probe::new(key);
+        let probe = Probe::new(key);
+        // Searching the directory may take out of it what was removed, and retire that.
         let _scope = Scope::enter();
         let pin = epoch::pin();
-        let found = self.list.get(&*key, &pin)?;
-        // Dead: the key was absent at a moment since this look-up began.
-        IndexEntry::decode(found.value().load(Ordering::Acquire))
+        loop {
+            let slot = match self.directory.upper_bound(Bound::Included(&*probe), &pin) {
+                Some(entry) => entry.value(),
+                None => &self.first,
+            };
+            // SAFETY: pinned.
+            let leaf = unsafe { slot.load() }?;
+            match leaf.find(key) {
+                Ok(at) => return IndexEntry::decode(leaf.value(at).load(Ordering::Acquire)),
+                Err(at) if at < leaf.count() || leaf.covers(key) => return None,
+                // Split since it was found.
+                Err(_) => {}
+            }
+        }
     }
 
     /// Inserts the key, or moves its entry forward; an entry of a newer run stays as it is. An entry of the same run
@@ -132,82 +156,45 @@ impl KeyIndex {
                 self.remove_if(key, seen, budget);
             }
         }
-        self.put(key, entry, budget, |now| if now.l0 > entry.l0 { now } else { entry }).map(|_| ())
+        self.raise_batch(&[(key, entry)], budget)
     }
 
-    /// Inserts the key, unless it has an entry, which stays as it is. True: inserted
-    /// (of several at once, at most one is told so).
+    /// Raises many keys, which ascend. The keys that fall into one leaf cost one new leaf together.
+    pub fn raise_batch(&self, batch: &[(&[u8], IndexEntry)], budget: &Budget) -> Result<(), Full> {
+        self.put(batch, budget, |now, new| if now.l0 > new.l0 { now } else { new }).map(|_| ())
+    }
+
+    /// Inserts the key, unless it has an entry, which stays as it is. True: inserted.
     pub fn insert_if_absent(&self, key: &[u8], entry: IndexEntry, budget: &Budget) -> Result<bool, Full> {
-        self.put(key, entry, budget, |now| now)
+        self.put(&[(key, entry)], budget, |now, _| now).map(|inserted| inserted > 0)
     }
 
-    /// Removes the key's entry, if it is as it was seen. (False also when the heap has no room for the garbage: the
-    /// entry then stays, which is always allowed.)
+    /// Removes the key's entry, if it is as it was seen.
     pub fn remove_if(&self, key: &[u8], seen: IndexEntry, budget: &Budget) -> bool {
-        if epoch::NEEDS.reserve_emergency().is_err() {
+        let _held = self.latch.write();
+        let spot = self.spot_of(key);
+        let Some((leaf, at)) = spot.find(key) else { return false };
+        let now = IndexEntry::decode(leaf.value(at).load(Ordering::Relaxed));
+        if now.is_none() || now != Some(seen) && !on(I5RemovedUnseen) {
             return false;
         }
-        let probe = Probe::new(key);
-        let _scope = Scope::enter();
-        let pin = epoch::pin();
-        let Some(found) = self.list.get(&*probe, &pin) else { return false };
-        let killed = self.kill(found.value(), key.len(), budget, |now| now == seen || on(I5RemovedUnseen));
-        if killed {
-            found.remove();
+        self.kill(leaf, at);
+        if 2 * leaf.dead() > leaf.count() {
+            self.shrink(&spot, budget);
         }
-        killed
+        true
     }
 
     /// Replaces the key's entry by an older one, if it is as it was seen: the run that it named holds the key no more.
     pub fn replace_if(&self, key: &[u8], seen: IndexEntry, entry: IndexEntry) -> bool {
-        let probe = Probe::new(key);
-        let _scope = Scope::enter();
-        let pin = epoch::pin();
-        let Some(found) = self.list.get(&*probe, &pin) else { return false };
-        let mut now = found.value().load(Ordering::Acquire);
-        while IndexEntry::decode(now) == Some(seen) {
-            let next = entry.encode() | now & UNCOUNTED;
-            match found.value().compare_exchange_weak(now, next, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return true,
-                Err(other) => now = other,
-            }
+        let _held = self.latch.write();
+        let (Some((leaf, at)), Some(next)) = (self.spot_of(key).find(key), entry.encode()) else { return false };
+        let value = leaf.value(at);
+        let as_seen = IndexEntry::decode(value.load(Ordering::Relaxed)) == Some(seen);
+        if as_seen {
+            value.store(next, Ordering::Release);
         }
-        false
-    }
-
-    /// Copies the next keys from a bound on into `out`, as many as `max` and its memory allow, at least one if there is
-    /// one.
-    pub fn next_chunk(&self, from: Bound<&[u8]>, direction: Direction, max: usize, out: &mut KeyChunk) {
-        let max = max.clamp(1, LARGEST_CHUNK);
-        out.prepare(max);
-        let probe = match from {
-            Bound::Included(key) => Bound::Included(Probe::new(key)),
-            Bound::Excluded(key) => Bound::Excluded(Probe::new(key)),
-            Bound::Unbounded => Bound::Unbounded,
-        };
-        let bound = probe.as_ref().map(|probe| &**probe);
-        let _scope = Scope::enter();
-        let pin = epoch::pin();
-        let mut next = match direction {
-            Direction::Forward => self.list.lower_bound(bound, &pin),
-            Direction::Backward => self.list.upper_bound(bound, &pin),
-        };
-        while let Some(found) = next {
-            if out.len() == max {
-                return;
-            }
-            if let Some(entry) = IndexEntry::decode(found.value().load(Ordering::Acquire)) {
-                if !out.push(found.key(), entry) {
-                    debug_assert!(!out.is_empty(), "a chunk has space for any key");
-                    return;
-                }
-            }
-            next = match direction {
-                Direction::Forward => found.next(),
-                Direction::Backward => found.prev(),
-            };
-        }
-        out.complete = true;
+        as_seen
     }
 
     /// Takes this index out of the budget, for good: it is about to be dropped.
@@ -215,141 +202,61 @@ impl KeyIndex {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
         budget.used.fetch_sub(bytes, Ordering::Relaxed);
     }
-
-    /// Inserts the key with `new`, or changes the entry that it has. True: inserted.
-    fn put(
-        &self,
-        key: &[u8],
-        new: IndexEntry,
-        budget: &Budget,
-        change: impl Fn(IndexEntry) -> IndexEntry,
-    ) -> Result<bool, Full> {
-        assert!(key.len() <= MAX_KEY && new.l0.0 < L0_BITS, "{} bytes, L0 id {}", key.len(), new.l0);
-        let probe = Probe::new(key);
-        let cost = cost(key.len());
-        let _scope = Scope::enter();
-        let full = Full { limit: budget.limit.load(Ordering::Relaxed) };
-        loop {
-            let room = self.has_room(cost, budget).and_then(|()| NODE_NEEDS.reserve().map_err(|_| full));
-            // A short key that may be inserted is looked for and inserted in one go.
-            if room.is_err() || key.len() > INLINE {
-                let pin = epoch::pin();
-                if let Some(found) = self.list.get(&*probe, &pin) {
-                    if self.change(found.value(), cost, budget, &change).is_some() {
-                        return Ok(false);
-                    }
-                    found.remove();
-                    continue;
-                }
-            }
-            room?;
-            let own = self.own_key(key).map_err(|_| full)?;
-            // Again: the key's block may have come from what was reserved for the node.
-            NODE_NEEDS.reserve().map_err(|_| full)?;
-            let pin = epoch::pin();
-            if let Some(inserted) = self.insert(own, new, cost, budget, &change, &pin) {
-                return Ok(inserted);
-            }
-        }
-    }
-
-    /// One attempt to insert; `None` if it met a dead node (and took that out of the way).
-    fn insert(
-        &self,
-        key: IndexKey,
-        new: IndexEntry,
-        cost: u64,
-        budget: &Budget,
-        change: &impl Fn(IndexEntry) -> IndexEntry,
-        pin: &Guard,
-    ) -> Option<bool> {
-        let found = self.list.get_or_insert(key, AtomicU64::new(new.encode() | UNCOUNTED), pin);
-        let changed = self.change(found.value(), cost, budget, change);
-        if changed.is_none() {
-            found.remove(pin);
-        }
-        // It has no Drop.
-        found.release(pin);
-        changed
-    }
-
-    /// Changes a value in place; tells whether it was new. `None`: it is dead.
-    fn change(
-        &self,
-        value: &AtomicU64,
-        cost: u64,
-        budget: &Budget,
-        change: &impl Fn(IndexEntry) -> IndexEntry,
-    ) -> Option<bool> {
-        let mut now = value.load(Ordering::Acquire);
-        loop {
-            let next = change(IndexEntry::decode(now)?).encode();
-            if next == now {
-                return Some(false);
-            }
-            match value.compare_exchange_weak(now, next, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => break,
-                Err(other) => now = other,
-            }
-        }
-        let new = now & UNCOUNTED != 0;
-        if new {
-            self.bytes.fetch_add(cost, Ordering::Relaxed);
-            budget.used.fetch_add(cost, Ordering::Relaxed);
-        }
-        Some(new)
-    }
-
-    /// Marks a value dead, if it is still as wanted; the caller takes the node out.
-    fn kill(&self, value: &AtomicU64, key_len: usize, budget: &Budget, wanted: impl Fn(IndexEntry) -> bool) -> bool {
-        let mut now = value.load(Ordering::Acquire);
-        loop {
-            if !IndexEntry::decode(now).is_some_and(&wanted) {
-                return false;
-            }
-            match value.compare_exchange_weak(now, DEAD, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => break,
-                Err(other) => now = other,
-            }
-        }
-        if now & UNCOUNTED == 0 {
-            let cost = cost(key_len);
-            self.bytes.fetch_sub(cost, Ordering::Relaxed);
-            budget.used.fetch_sub(cost, Ordering::Relaxed);
-        }
-        true
-    }
-
-    fn has_room(&self, cost: u64, budget: &Budget) -> Result<(), Full> {
-        let limit = budget.limit.load(Ordering::Relaxed);
-        if budget.used.load(Ordering::Relaxed).saturating_add(cost) > limit {
-            return Err(Full { limit });
-        }
-        Ok(())
-    }
-
-    /// A key for the list, with a block of its own if it is long.
-    fn own_key(&self, key: &[u8]) -> Result<IndexKey, loosekv_shm::Full> {
-        if key.len() > INLINE {
-            loosekv_shm::reserve(&[key.len()])?;
-        }
-        Ok(IndexKey::new(key))
-    }
 }
 
 impl IndexEntry {
-    fn encode(self) -> u64 {
-        self.l0.0 | if self.tombstone { TOMBSTONE } else { 0 }
+    /// `None`: there is no value for it.
+    fn encode(self) -> Option<u32> {
+        let l0 = u32::try_from(self.l0.0).ok().filter(|l0| *l0 < L0_END)?;
+        Some(l0 | if self.tombstone { TOMBSTONE } else { 0 })
     }
 
     /// `None`: dead.
-    fn decode(value: u64) -> Option<IndexEntry> {
-        (value != DEAD).then_some(IndexEntry { l0: L0Id(value & L0_BITS), tombstone: value & TOMBSTONE != 0 })
+    #[inline]
+    fn decode(value: u32) -> Option<IndexEntry> {
+        let l0 = L0Id(u64::from(value & !TOMBSTONE));
+        (value != DEAD).then_some(IndexEntry { l0, tombstone: value & TOMBSTONE != 0 })
     }
 }
 
-/// What a key adds to the budget: a node of mean height and the block of a long key.
-fn cost(key_len: usize) -> u64 {
-    let block = if key_len > INLINE { key_len.next_multiple_of(16) } else { 0 };
-    (NODE_BASE + 2 * 8 + block) as u64
+/// The place of a leaf; owns it.
+struct LeafSlot(AtomicPtr<u8>);
+
+impl LeafSlot {
+    const fn none() -> LeafSlot {
+        LeafSlot(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    fn new(leaf: NonNull<u8>) -> LeafSlot {
+        LeafSlot(AtomicPtr::new(leaf.as_ptr()))
+    }
+
+    /// # Safety
+    /// For `'l` the caller is pinned (and reached this slot since), holds the latch, or is the only one who knows it.
+    #[inline]
+    unsafe fn load<'l>(&self) -> Option<Leaf<'l>> {
+        let base = NonNull::new(self.0.load(Ordering::Acquire))?;
+        // SAFETY: a slot holds nothing but leaves, and the caller keeps this one alive.
+        Some(unsafe { Leaf::at(base) })
+    }
+
+    /// Takes the leaf out of a slot that nobody else knows.
+    fn take(mut self) -> *mut u8 {
+        std::mem::replace(self.0.get_mut(), ptr::null_mut())
+    }
+
+    /// Puts another leaf there; the old one is the caller's now.
+    fn swap(&self, leaf: *mut u8) -> Option<NonNull<u8>> {
+        loosekv_shm::assert_shared(leaf);
+        NonNull::new(self.0.swap(leaf, Ordering::AcqRel))
+    }
+}
+
+impl Drop for LeafSlot {
+    fn drop(&mut self) {
+        if let Some(leaf) = NonNull::new(*self.0.get_mut()) {
+            // SAFETY: whoever drops a slot is the last who knows it.
+            unsafe { leaf::free(leaf) };
+        }
+    }
 }

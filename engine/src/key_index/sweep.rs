@@ -1,17 +1,12 @@
-//! Removing entries all over the key index, a bounded piece at a time.
+//! Removing entries all over the key index, a leaf at a time: each is made anew without what goes, for sweeps are there
+//! to make room.
 
-use super::{IndexEntry, IndexKey, KeyIndex, Probe};
+use super::write::Spot;
+use super::{IndexEntry, KeyIndex};
 use crate::host::Budget;
 use crate::types::{L0Id, MAX_KEY};
-use loosekv_shm::epoch;
-use loosekv_shm::scope::Scope;
-use std::ops::Bound;
+use loosekv_shm::RawLatch;
 use std::sync::atomic::Ordering;
-
-/// Entries looked at under one pin.
-const LOOKS: usize = 256;
-/// Entries removed under one pin: their garbage fits what is reserved for it.
-const REMOVALS: usize = 32;
 
 /// Where a sweep goes on. Keys that come in behind it are not seen by this sweep.
 #[derive(Clone, Debug)]
@@ -40,7 +35,7 @@ impl SweepCursor {
     }
 }
 
-impl KeyIndex {
+impl<L: RawLatch> KeyIndex<L> {
     /// Looks at up to `max` entries and removes those of runs below `floor`, which are not indexed any more. Returns
     /// how many.
     pub fn sweep_below(&self, floor: L0Id, cursor: &mut SweepCursor, max: usize, budget: &Budget) -> usize {
@@ -49,7 +44,7 @@ impl KeyIndex {
 
     /// Looks at up to `max` entries and removes those of tombstones in runs of which `may_purge` says that the
     /// tombstone is older than every live snapshot and superversion (I5). Returns how many. `may_purge` is called under
-    /// a pin: it must not allocate or wait.
+    /// a latch: it must not wait or fail.
     pub fn sweep_tombstones(
         &self,
         may_purge: impl Fn(L0Id) -> bool,
@@ -67,53 +62,47 @@ impl KeyIndex {
         max: usize,
         budget: &Budget,
     ) -> usize {
-        let mut removed = 0;
-        let mut left = max;
-        while left > 0 && !cursor.done && epoch::NEEDS.reserve_emergency().is_ok() {
-            let (looked, taken) = self.sweep_piece(&wanted, cursor, left.min(LOOKS), budget);
+        let (mut removed, mut left) = (0, max);
+        while left > 0 && !cursor.done {
+            let (looked, taken) = self.sweep_leaf(&wanted, cursor, left, budget);
             removed += taken;
             left -= looked.clamp(1, left);
         }
         removed
     }
 
-    /// One pin's worth: how many entries were looked at, and how many removed.
-    fn sweep_piece(
+    /// How many entries of the leaf under the cursor were looked at, and how many removed.
+    fn sweep_leaf(
         &self,
         wanted: &impl Fn(IndexEntry) -> bool,
         cursor: &mut SweepCursor,
         max: usize,
         budget: &Budget,
     ) -> (usize, usize) {
-        // Outside of the scope: the memory is this process's own.
-        cursor.from.reserve(MAX_KEY.saturating_sub(cursor.from.len()));
-        let (mut looked, mut removed) = (0, 0);
-        let _scope = Scope::enter();
-        let pin = epoch::pin();
-        let mut next = {
-            let probe = Probe::new(&cursor.from);
-            let bound: Bound<&IndexKey> = if cursor.started { Bound::Included(&probe) } else { Bound::Unbounded };
-            self.list.lower_bound(bound, &pin)
+        let _held = self.latch.write();
+        let spot = if cursor.started { self.spot_of(&cursor.from) } else { Spot::first(self) };
+        let Some(leaf) = spot.leaf else {
+            cursor.done = true;
+            return (0, 0);
         };
-        cursor.started = true;
-        while let Some(found) = next {
-            if looked == max || removed == REMOVALS {
-                cursor.from.clear();
-                let copied = found.key().append_to(&mut cursor.from);
-                debug_assert!(copied, "there is space for any key");
-                return (looked, removed);
-            }
-            looked += 1;
-            next = found.next();
-            // Looked at first without writing: most entries stay.
-            let value = found.value();
-            let promising = IndexEntry::decode(value.load(Ordering::Acquire)).is_some_and(wanted);
-            if promising && self.kill(value, found.key().len(), budget, wanted) {
-                found.remove();
+        let start = if cursor.started { leaf.find(&cursor.from).unwrap_or_else(|at| at) } else { 0 };
+        let end = leaf.count().min(start.saturating_add(max));
+        let mut removed = 0;
+        for at in start..end {
+            if IndexEntry::decode(leaf.value(at).load(Ordering::Relaxed)).is_some_and(wanted) {
+                self.kill(leaf, at);
                 removed += 1;
             }
         }
-        cursor.done = true;
-        (looked, removed)
+        cursor.started = true;
+        match leaf.high() {
+            _ if end < leaf.count() => leaf.key(end, &mut cursor.from),
+            Some(high) => high.clone_into(&mut cursor.from),
+            None => cursor.done = true,
+        }
+        if leaf.dead() > 0 {
+            self.shrink(&spot, budget);
+        }
+        (end - start, removed)
     }
 }

@@ -1,9 +1,13 @@
 //! The key index against a model, and its races.
 
 use super::*;
+use crate::tree::Direction;
+use crate::types::MAX_KEY;
+use loosekv_shm::ThreadLatch;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
+type Index = KeyIndex<ThreadLatch>;
 type Model = BTreeMap<Vec<u8>, IndexEntry>;
 
 struct Rng(u64);
@@ -50,7 +54,7 @@ fn used(budget: &Budget) -> u64 {
     budget.used.load(Ordering::Relaxed)
 }
 
-fn all(index: &KeyIndex, direction: Direction, max: usize) -> Vec<(Vec<u8>, IndexEntry)> {
+fn all(index: &Index, direction: Direction, max: usize) -> Vec<(Vec<u8>, IndexEntry)> {
     let mut chunk = KeyChunk::new();
     let mut seen = Vec::<(Vec<u8>, IndexEntry)>::new();
     loop {
@@ -66,22 +70,58 @@ fn all(index: &KeyIndex, direction: Direction, max: usize) -> Vec<(Vec<u8>, Inde
     }
 }
 
-fn check(index: &KeyIndex, model: &Model, budget: &Budget) {
+fn check(index: &Index, model: &Model, budget: &Budget) {
     let expected: Vec<_> = model.iter().map(|(key, entry)| (key.clone(), *entry)).collect();
     for max in [1, 7, 1000] {
         assert_eq!(all(index, Direction::Forward, max), expected);
         assert!(all(index, Direction::Backward, max).iter().eq(expected.iter().rev()));
     }
     assert_eq!(index.len(), model.len());
-    let bytes: u64 = model.keys().map(|key| cost(key.len())).sum();
+    let bytes = audit(index, model.len());
     assert_eq!((index.bytes(), used(budget)), (bytes, bytes));
+}
+
+/// Looks at the structure, which nobody changes meanwhile; returns the bytes that are in it.
+fn audit(index: &Index, keys: usize) -> u64 {
+    let pin = epoch::pin();
+    let (mut bytes, mut alive, mut last) = (0, 0, None::<Vec<u8>>);
+    // SAFETY: pinned.
+    let mut at = unsafe { index.first.load() }.map(|leaf| (leaf, index.directory.front(&pin)));
+    assert!(at.is_some() || index.directory.is_empty());
+    while let Some((leaf, next)) = at {
+        bytes += leaf.size() as u64;
+        let dead = (0..leaf.count()).filter(|i| leaf.value(*i).load(Ordering::Relaxed) == DEAD).count();
+        assert_eq!(leaf.dead(), dead);
+        assert!(2 * dead <= leaf.count() && leaf.count() <= leaf::MOST_KEYS);
+        assert!(leaf.weight(0, leaf.count()) <= leaf::MOST_WEIGHT);
+        alive += leaf.count() - dead;
+        for i in 0..leaf.count() {
+            let mut key = Vec::new();
+            leaf.key(i, &mut key);
+            assert!(key.len() == leaf.key_len(i) && leaf.covers(&key) && last.is_none_or(|last| last < key));
+            assert_eq!(leaf.find(&key), Ok(i));
+            last = Some(key);
+        }
+        let low = next.as_ref().map(|entry| entry.key().bytes(&mut key::no_space()).to_vec());
+        assert_eq!(leaf.high(), low.as_deref(), "leaves follow one another");
+        bytes += low.as_ref().map_or(0, |low| write::node_size(low.len()));
+        // All keys of the next leaf are above its low key, which is above all of these.
+        last = low.map(|mut low| {
+            low.pop();
+            low
+        });
+        // SAFETY: pinned.
+        at = next.and_then(|entry| Some((unsafe { entry.value().load() }?, entry.next())));
+    }
+    assert_eq!(alive, keys);
+    bytes
 }
 
 #[test]
 fn random_against_model() {
     let (seeds, steps) = if cfg!(miri) { (1, 40) } else { (10, 3000) };
     for seed in 0..seeds {
-        let (index, budget, mut model, mut rng) = (KeyIndex::new(), plenty(), Model::new(), Rng(seed));
+        let (index, budget, mut model, mut rng) = (Index::new(), plenty(), Model::new(), Rng(seed));
         for step in 0..steps {
             let (key, entry) = (rng.key(), rng.entry());
             let old = model.get(&key).copied();
@@ -120,7 +160,7 @@ fn random_against_model() {
     }
 }
 
-fn check_bounds(index: &KeyIndex, model: &Model, key: &[u8]) {
+fn check_bounds(index: &Index, model: &Model, key: &[u8]) {
     let mut chunk = KeyChunk::new();
     for from in [Bound::Included(key), Bound::Excluded(key)] {
         index.next_chunk(from, Direction::Forward, 1, &mut chunk);
@@ -134,7 +174,7 @@ fn check_bounds(index: &KeyIndex, model: &Model, key: &[u8]) {
 
 #[test]
 fn entries_move_forward_only() {
-    let (index, budget) = (KeyIndex::new(), plenty());
+    let (index, budget) = (Index::new(), plenty());
     for (raised, expected) in [
         (at(5, false), at(5, false)),
         (at(4, true), at(5, false)),
@@ -156,11 +196,12 @@ fn entries_move_forward_only() {
 
 #[test]
 fn full_index_takes_no_new_keys() {
-    let (index, budget) = (KeyIndex::new(), budget(cost(5) * 3 + cost(100)));
+    let (index, budget) = (Index::new(), budget(u64::MAX));
     let long = [7; 100];
     for key in [b"key-1".as_slice(), b"key-2", &long, b"key-3"] {
         index.raise(key, at(1, false), &budget).expect("room");
     }
+    budget.limit.store(used(&budget), Ordering::Relaxed);
     let full = index.raise(b"key-4", at(1, false), &budget).expect_err("full");
     assert!(matches!(Error::from(full), Error::MemoryFull { consumer: Consumer::KeyIndex, .. }));
     assert!(index.insert_if_absent(&[8; 100], at(1, false), &budget).is_err());
@@ -170,14 +211,62 @@ fn full_index_takes_no_new_keys() {
         assert_eq!(index.get(key), Some(at(2, true)));
         assert!(!index.insert_if_absent(key, at(3, true), &budget).expect("existing keys always can"));
     }
+    let model = [(b"key-1".as_slice(), 2), (b"key-2", 1), (&long, 2), (b"key-3", 1)];
+    check(&index, &model.map(|(key, l0)| (key.to_vec(), at(l0, l0 == 2))).into(), &budget);
+    assert!(index.remove_if(&long, at(2, true), &budget));
     assert!(index.remove_if(b"key-2", at(1, false), &budget));
+    assert!(index.remove_if(b"key-1", at(2, true), &budget));
     index.raise(b"key-4", at(1, false), &budget).expect("room again");
+}
+
+/// Of a batch that meets a full index as many keys go in as there is room for, the first ones, and it is told how many.
+#[test]
+fn full_batches_go_in_up_to_the_limit() {
+    for limit in [0, 100, 1000, 5000, 20_000] {
+        let (index, budget, mut model, mut rng) = (Index::new(), budget(limit), Model::new(), Rng(limit));
+        for l0 in 1..20 {
+            let keys: std::collections::BTreeSet<_> = (0..200).map(|_| rng.key()).collect();
+            let batch: Vec<_> = keys.iter().map(|key| (key.as_slice(), at(l0, false))).collect();
+            let done = index.raise_batch(&batch, &budget).map_or_else(|full| full.done, |()| batch.len());
+            for (i, (key, entry)) in batch.iter().enumerate() {
+                if i < done || model.contains_key(*key) && index.get(key) == Some(*entry) {
+                    model.insert(key.to_vec(), *entry);
+                }
+            }
+            check(&index, &model, &budget);
+            assert!(used(&budget) <= limit);
+            if let Some((key, entry)) = batch.get(done) {
+                assert!(!model.contains_key(*key));
+                assert!(index.raise(key, *entry, &budget).is_err(), "there was room for one more");
+            }
+        }
+        assert!(limit < 1000 || !model.is_empty());
+    }
+}
+
+#[test]
+fn l0_ids_without_a_value_are_full() {
+    let (index, budget) = (Index::new(), plenty());
+    let last = u64::from(L0_END) - 1;
+    index.raise(b"a", at(last, true), &budget).expect("the last one");
+    assert_eq!(index.get(b"a"), Some(at(last, true)));
+    for l0 in [last + 1, last + 2, 1 << 32, u64::MAX] {
+        let batch = [(b"a".as_slice(), at(last, false)), (b"b", at(last, false)), (b"c", at(l0, true))];
+        assert_eq!(index.raise_batch(&batch, &budget).map_err(|full| full.done), Err(2));
+        assert!(
+            index.raise(b"a", at(l0, false), &budget).is_err()
+                && !index.replace_if(b"a", at(last, false), at(l0, false))
+        );
+        assert_eq!((index.get(b"a"), index.get(b"c")), (Some(at(last, false)), None));
+        let seen = index.get(b"b").expect("before the one that fails");
+        assert!(index.remove_if(b"b", seen, &budget));
+    }
 }
 
 #[test]
 fn sweeps_go_in_bounded_pieces() {
     let keys = if cfg!(miri) { 60 } else { 2000 };
-    let (index, budget, mut model, mut rng) = (KeyIndex::new(), plenty(), Model::new(), Rng(4));
+    let (index, budget, mut model, mut rng) = (Index::new(), plenty(), Model::new(), Rng(4));
     for i in 0..keys {
         let (key, entry) =
             (format!("key {i}, some of them longer: {:>1$}", i, (i % 40) as usize).into_bytes(), rng.entry());
@@ -210,7 +299,7 @@ fn sweeps_go_in_bounded_pieces() {
 
 #[test]
 fn longest_keys_go_one_a_chunk() {
-    let (index, budget, mut model) = (KeyIndex::new(), plenty(), Model::new());
+    let (index, budget, mut model) = (Index::new(), plenty(), Model::new());
     for i in 0..5 {
         let key = vec![i; MAX_KEY];
         index.raise(&key, at(1, false), &budget).expect("room");
@@ -223,7 +312,7 @@ fn longest_keys_go_one_a_chunk() {
 #[test]
 fn raises_win_over_removals() {
     let rounds = if cfg!(miri) { 40 } else { 60_000 };
-    let (index, budget) = (KeyIndex::new(), plenty());
+    let (index, budget) = (Index::new(), plenty());
     for long in [false, true] {
         let key = if long { [b'k'; 40].as_slice() } else { b"k" };
         let (index, budget, done) = (&index, &budget, &AtomicBool::new(false));
@@ -270,7 +359,7 @@ fn raises_win_over_removals() {
 #[test]
 fn raised_keys_are_never_missed() {
     let (keys, rounds) = if cfg!(miri) { (4, 15) } else { (64, 3000) };
-    let (index, budget, done) = (KeyIndex::new(), plenty(), AtomicBool::new(false));
+    let (index, budget, done) = (Index::new(), plenty(), AtomicBool::new(false));
     let key =
         |i: u64| [b"key-".as_slice(), &i.to_be_bytes(), if i.is_multiple_of(3) { &[b'x'; 30] } else { b"" }].concat();
     let stable: Vec<_> = (0..keys).map(|i| key(2 * i)).collect();
@@ -313,5 +402,152 @@ fn raised_keys_are_never_missed() {
     let model = stable.iter().map(|key| (key.clone(), at(rounds - 1, false))).collect();
     let mut cursor = SweepCursor::new();
     index.sweep_tombstones(|_| true, &mut cursor, usize::MAX, &budget);
+    check(&index, &model, &budget);
+}
+
+/// Keys of one kind for the tests of structure: many, alike or of any length, with prefixes that come and go.
+fn any_key(kind: u64, rng: &mut Rng, range: u64) -> Vec<u8> {
+    let n = rng.below(range);
+    match kind {
+        0 => n.to_be_bytes().to_vec(),
+        1 => [Rng(n).below(u64::MAX).to_be_bytes(), n.to_be_bytes()].concat(),
+        2 => format!("tenant:{:03}:account:{n:06}", n % 7).into_bytes(),
+        3 => format!("{n}").into_bytes(),
+        4 => [vec![b'p'; (n % 5) as usize * 300], n.to_be_bytes()[5..].to_vec()].concat(),
+        5 => vec![(n % 3) as u8; (n / 3 % 1900) as usize],
+        _ => [n.to_be_bytes().to_vec(), vec![0; (n % 6) as usize]].concat(),
+    }
+}
+
+/// Batches, single changes and sweeps over many leaves, which split, shrink, join and vanish.
+#[test]
+fn leaves_come_and_go_against_model() {
+    let (rounds, range) = if cfg!(miri) { (6, 300) } else { (150, 4000) };
+    for kind in 0..7 {
+        let (index, budget, mut model, mut rng) = (Index::new(), plenty(), Model::new(), Rng(kind));
+        for round in 0..rounds {
+            match rng.below(8) {
+                0..=2 => {
+                    let (most, tombstone) = (1 + rng.below(600), rng.below(3) == 0);
+                    let keys: std::collections::BTreeSet<_> =
+                        (0..rng.below(most)).map(|_| any_key(kind, &mut rng, range)).collect();
+                    let batch: Vec<_> = keys.iter().map(|key| (key.as_slice(), at(round, tombstone))).collect();
+                    index.raise_batch(&batch, &budget).expect("room");
+                    model.extend(keys.iter().map(|key| (key.clone(), at(round, tombstone))));
+                }
+                3 => {
+                    for _ in 0..100 {
+                        let (key, entry) = (any_key(kind, &mut rng, range), at(round, false));
+                        index.raise(&key, entry, &budget).expect("room");
+                        model.insert(key, entry);
+                    }
+                }
+                4 | 5 => {
+                    // Neighbours, so that whole leaves empty themselves.
+                    let from = any_key(kind, &mut rng, range);
+                    let gone: Vec<_> = model.range(from..).take(300).map(|(k, e)| (k.clone(), *e)).collect();
+                    for (key, entry) in gone {
+                        assert!(index.remove_if(&key, entry, &budget));
+                        model.remove(&key);
+                    }
+                }
+                6 => {
+                    let floor = L0Id(rng.below(round + 1));
+                    let (mut cursor, most) = (SweepCursor::new(), 1 + rng.below(300) as usize);
+                    while !cursor.is_done() {
+                        index.sweep_tombstones(|l0| l0 < floor, &mut cursor, most, &budget);
+                    }
+                    model.retain(|_, entry| !(entry.tombstone && entry.l0 < floor));
+                }
+                _ => {
+                    let floor = L0Id(rng.below(round / 2 + 1));
+                    let mut cursor = SweepCursor::new();
+                    index.sweep_below(floor, &mut cursor, usize::MAX, &budget);
+                    model.retain(|_, entry| entry.l0 >= floor);
+                }
+            }
+            if round % 10 == 0 {
+                check(&index, &model, &budget);
+            } else {
+                assert_eq!((audit(&index, model.len()), index.bytes()), (index.bytes(), used(&budget)));
+            }
+            for _ in 0..10 {
+                let key = any_key(kind, &mut rng, range);
+                assert_eq!(index.get(&key), model.get(&key).copied());
+                check_bounds(&index, &model, &key);
+            }
+        }
+        let mut cursor = SweepCursor::new();
+        index.sweep_below(L0Id(rounds + 1), &mut cursor, usize::MAX, &budget);
+        check(&index, &Model::new(), &budget);
+        assert_eq!(used(&budget), 0, "nothing is left of an index without keys");
+    }
+}
+
+/// Keys that come in ascending order fill their leaves, in batches and one by one.
+#[test]
+fn ascending_keys_fill_leaves() {
+    for piece in [1, 1000] {
+        let (index, budget) = (Index::new(), plenty());
+        let keys: Vec<_> = (0..20_000u64).map(u64::to_be_bytes).collect();
+        for piece in keys.chunks(piece) {
+            let batch: Vec<_> = piece.iter().map(|key| (key.as_slice(), at(1, false))).collect();
+            index.raise_batch(&batch, &budget).expect("room");
+        }
+        assert_eq!(index.directory.len() + 1, 20_000usize.div_ceil(leaf::MOST_KEYS));
+        assert!(index.bytes() < 20_000 * 9, "{} bytes", index.bytes());
+    }
+}
+
+/// Readers beside a writer that splits, empties and joins leaves: what always exists is never missed, and no scan shows a
+/// key twice or out of order.
+#[test]
+fn readers_beside_splits_and_joins() {
+    let (stable, rounds, block) = if cfg!(miri) { (12, 3, 40) } else { (400, 120, 300) };
+    let (index, budget, done) = (Index::new(), plenty(), AtomicBool::new(false));
+    let key = |n: u64| [b"k".as_slice(), &n.to_be_bytes(), if n.is_multiple_of(3) { b"tail" } else { b"" }].concat();
+    for n in 0..stable {
+        index.raise(&key(n * 1000), at(1, false), &budget).expect("room");
+    }
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut rng = Rng(7);
+            for round in 2..rounds {
+                for _ in 0..10 {
+                    let start = rng.below(stable) * 1000 + 1;
+                    let keys: Vec<_> = (start..start + block).map(key).collect();
+                    let batch: Vec<_> = keys.iter().map(|key| (key.as_slice(), at(round, true))).collect();
+                    index.raise_batch(&batch, &budget).expect("room");
+                    let gone = rng.below(block) as usize;
+                    for key in keys.iter().skip(gone).chain(keys.iter().take(gone)) {
+                        assert!(index.remove_if(key, at(round, true), &budget));
+                    }
+                }
+            }
+            done.store(true, Ordering::Release);
+        });
+        for direction in [Direction::Forward, Direction::Backward] {
+            let (index, done) = (&index, &done);
+            threads.spawn(move || {
+                let mut rng = Rng(9);
+                loop {
+                    let last = done.load(Ordering::Acquire);
+                    for _ in 0..200 {
+                        assert!(index.get(&key(rng.below(stable) * 1000)).is_some(), "a key that exists is missed");
+                    }
+                    let mut seen = all(index, direction, 1 + rng.below(500) as usize);
+                    if direction == Direction::Backward {
+                        seen.reverse();
+                    }
+                    assert!(seen.is_sorted_by(|a, b| a.0 < b.0), "twice or out of order");
+                    assert_eq!(seen.iter().filter(|(_, entry)| !entry.tombstone).count() as u64, stable);
+                    if last {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    let model = (0..stable).map(|n| (key(n * 1000), at(1, false))).collect();
     check(&index, &model, &budget);
 }

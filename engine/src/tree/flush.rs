@@ -25,6 +25,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::Arc;
 
+/// Index entries that are raised together.
+const RAISED_AT_ONCE: usize = if cfg!(test) { 4 } else { 1024 };
+
 impl<H: Host> Tree<'_, H> {
     /// Writes the oldest frozen memtable to a run. False: there was none. One flush at a time: the caller sees to it.
     pub fn flush_one(&self) -> Result<bool> {
@@ -189,15 +192,19 @@ impl<H: Host> Tree<'_, H> {
         let l0 = generation.table.generation();
         let mut floor = view.indexed_from;
         let mut next = generation.table.first();
-        for newest in &kept.keys {
-            let Some(node) = next else { break };
-            next = node.next_key();
-            let Some(tombstone) = *newest else { continue };
-            if tombstone && on(I3TombstonesNotIndexed) {
-                continue;
+        let mut batch = Vec::with_capacity(kept.keys.len().min(RAISED_AT_ONCE));
+        for piece in kept.keys.chunks(RAISED_AT_ONCE) {
+            batch.clear();
+            for newest in piece {
+                let Some(node) = next else { break };
+                next = node.next_key();
+                if let Some(tombstone) = newest.filter(|tombstone| !(*tombstone && on(I3TombstonesNotIndexed))) {
+                    batch.push((node.key(), IndexEntry { l0, tombstone }));
+                }
             }
-            let entry = IndexEntry { l0, tombstone };
-            while self.shared.index.raise(node.key(), entry, &self.host.budgets().key_index).is_err() {
+            let mut rest = batch.as_slice();
+            while let Err(full) = self.shared.index.raise_batch(rest, &self.host.budgets().key_index) {
+                rest = rest.get(full.done..).unwrap_or_default();
                 match self.evict_oldest(floor, l0) {
                     Ok(Some(higher)) => floor = higher,
                     // Nothing is left to evict, or no memory for it: this run, too, stays outside the index.

@@ -50,19 +50,19 @@ impl<H: Host> Tree<'_, H> {
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         let run = Run::new(&desc.shape, &desc.extents);
         let pages = Pages(&self.host);
-        let (mut full, mut scratch) = (false, Scratch::default());
+        let (mut scratch, mut keys) = (Scratch::default(), PageKeys::default());
         let mut next = Some(0);
         while let Some(page) = next {
             self.pause(Pause::Rebuilding);
+            keys.clear();
             next = run.for_each_key(&pages, page, &mut scratch, |key, tombstone| {
-                let entry = IndexEntry { l0: desc.last_l0, tombstone };
                 if let Some(seen) = on(I3RebuildReplaces).then(|| self.shared.index.get(key)).flatten() {
-                    self.shared.index.replace_if(key, seen, entry);
+                    self.shared.index.replace_if(key, seen, IndexEntry { l0: desc.last_l0, tombstone });
                 }
-                full |= !full && self.shared.index.raise(key, entry, budget).is_err();
+                keys.push(key, tombstone);
                 Ok(())
             })?;
-            if full {
+            if self.shared.index.raise_batch(&keys.entries(desc.last_l0), budget).is_err() {
                 return Ok(false);
             }
             self.host.merging(self)?;
@@ -156,5 +156,35 @@ impl<H: Host> Tree<'_, H> {
         let versions = self.shared.versions.lock();
         let pinned = versions.retired.iter().filter(|v| v.is_pinned());
         pinned.map(|v| v.flushed).fold(view.flushed, L0Id::min)
+    }
+}
+
+/// The keys of one page, and whether each is a tombstone.
+#[derive(Default)]
+struct PageKeys {
+    bytes: Vec<u8>,
+    /// Where each key ends in `bytes`.
+    keys: Vec<(usize, bool)>,
+}
+
+impl PageKeys {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.keys.clear();
+    }
+
+    fn push(&mut self, key: &[u8], tombstone: bool) {
+        self.bytes.extend_from_slice(key);
+        self.keys.push((self.bytes.len(), tombstone));
+    }
+
+    fn entries(&self, l0: L0Id) -> Vec<(&[u8], IndexEntry)> {
+        let mut start = 0;
+        let entry = |&(end, tombstone): &(usize, bool)| {
+            let key = self.bytes.get(start..end).unwrap_or_default();
+            start = end;
+            (key, IndexEntry { l0, tombstone })
+        };
+        self.keys.iter().map(entry).collect()
     }
 }

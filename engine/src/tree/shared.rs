@@ -1,6 +1,6 @@
 //! A table's state in shared memory: a cache of its pages, to be rebuilt from them at any time (I19).
 //!
-//! Latches, in the order in which they may nest: `rotation`, key stripes, `ledger`, `versions`. The ledger's is held over
+//! Latches, in the order in which they may nest: `rotation`, key stripes, `ledger`, `versions`, the index's own. The ledger's is held over
 //! a flip; the versions' only while a superversion is replaced.
 
 use crate::error::{Consumer, Error, Result};
@@ -34,7 +34,7 @@ pub struct Shared<H: Host> {
     pub ledger: Latched<H::Latch, Ledger>,
     pub versions: Latched<H::Latch, Versions>,
     pub current: Current,
-    pub index: KeyIndex,
+    pub index: KeyIndex<H::Latch>,
     /// Runs that begin below this left the index, for superversions before number `evicted_at` (later ones know).
     pub evicted_below: AtomicU64,
     pub evicted_at: AtomicU64,

@@ -18,6 +18,7 @@ use crate::host::Budget;
 use crate::key_index::{IndexEntry, KeyIndex};
 use crate::mutation::{with, Mutation, Mutation::*, ALL};
 use crate::types::L0Id;
+use loosekv_shm::ThreadLatch;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -93,7 +94,7 @@ fn noticed(mutation: Mutation, by: By) -> Option<u64> {
 
 /// A key whose entry is raised again and again is found by every reader.
 fn always_found(mutation: Option<Mutation>, seed: u64) -> bool {
-    let (index, budget, done) = (KeyIndex::new(), Budget::default(), AtomicBool::new(false));
+    let (index, budget, done) = (KeyIndex::<ThreadLatch>::new(), Budget::default(), AtomicBool::new(false));
     budget.limit.store(u64::MAX, Relaxed);
     let entry = |l0| IndexEntry { l0: L0Id(l0), tombstone: false };
     index.raise(b"key", entry(seed), &budget).unwrap();

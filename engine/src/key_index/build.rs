@@ -1,0 +1,274 @@
+//! New leaves out of old ones and new keys.
+//!
+//! ```text
+//!   plan:  old[0..17], new key, old[17..60], new key, ...     ->  cut into leaves  ->  each a draft, then published
+//! ```
+//!
+//! A draft takes its memory from the heap, where that can still be refused; nothing is published before all is there.
+
+use super::key::{IndexKey, INLINE};
+use super::leaf::{weight, Leaf, LeafWriter, OwnLeaf, Shape, DEAD, MOST_KEYS, MOST_WEIGHT};
+use loosekv_shm::Full;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Most leaves of a plan: so many directory nodes can be reserved at once.
+pub(super) const MOST_LEAVES: usize = loosekv_shm::Needs::OBJECTS;
+
+#[derive(Clone, Copy)]
+enum Part<'p> {
+    /// Keys of a leaf, all alive.
+    Old {
+        leaf: Leaf<'p>,
+        from: usize,
+        to: usize,
+    },
+    New {
+        key: &'p [u8],
+        value: u32,
+    },
+}
+
+/// The keys of one or more new leaves, in order.
+#[derive(Default)]
+pub(super) struct Plan<'p> {
+    parts: Vec<Part<'p>>,
+    keys: usize,
+    weight: usize,
+}
+
+/// A leaf that is not published yet, and the key under which it will be (`None`: in the place of the old one).
+pub(super) struct Draft {
+    pub key: Option<IndexKey>,
+    pub key_len: usize,
+    pub leaf: OwnLeaf,
+}
+
+/// Where a draft's memory comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum For {
+    Growth,
+    /// What is built takes the place of something larger: the emergency area may serve it.
+    Freeing,
+}
+
+impl For {
+    pub(super) fn reserve(self, size: usize) -> Result<(), Full> {
+        match self {
+            For::Growth => loosekv_shm::reserve(&[size]),
+            For::Freeing => loosekv_shm::reserve_emergency(&[size]),
+        }
+    }
+}
+
+impl<'p> Plan<'p> {
+    pub(super) fn keys(&self) -> usize {
+        self.keys
+    }
+
+    pub(super) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    pub(super) fn push_new(&mut self, key: &'p [u8], value: u32) {
+        self.keys += 1;
+        self.weight += weight(key.len());
+        self.parts.push(Part::New { key, value });
+    }
+
+    /// The keys `from..to` of a leaf, except those that are dead.
+    pub(super) fn push_old(&mut self, leaf: Leaf<'p>, from: usize, to: usize) {
+        if leaf.dead() == 0 {
+            return self.push_alive(leaf, from, to);
+        }
+        let mut start = from;
+        for i in from..to {
+            if leaf.value(i).load(Relaxed) == DEAD {
+                self.push_alive(leaf, start, i);
+                start = i + 1;
+            }
+        }
+        self.push_alive(leaf, start, to);
+    }
+
+    fn push_alive(&mut self, leaf: Leaf<'p>, from: usize, to: usize) {
+        if from < to {
+            self.keys += to - from;
+            self.weight += leaf.weight(from, to);
+            self.parts.push(Part::Old { leaf, from, to });
+        }
+    }
+
+    /// Does it fit one leaf?
+    pub(super) fn is_small(&self) -> bool {
+        self.keys <= MOST_KEYS && self.weight <= MOST_WEIGHT
+    }
+
+    /// Makes the leaves; the last one ends at `high`. `pack`: all but the last are filled up, since what comes later
+    /// goes behind them; else they are alike in size. `None`: they are too many.
+    pub(super) fn draft(&self, high: Option<&[u8]>, pack: bool, purpose: For) -> Result<Option<Vec<Draft>>, Full> {
+        let (parts, ends) = self.cut(pack);
+        if ends.len() > MOST_LEAVES {
+            return Ok(None);
+        }
+        let mut drafts = Vec::with_capacity(ends.len());
+        let (mut first, mut last) = (Vec::new(), Vec::new());
+        let (mut low, mut start) = (None, 0);
+        for (nth, end) in ends.iter().enumerate() {
+            let leaf = parts.get(start..*end).unwrap_or_default();
+            start = *end;
+            // The next leaf begins at the shortest key that is above all of this one.
+            let mut next = None;
+            if nth + 1 < ends.len() {
+                edge_key(leaf.last(), true, &mut last);
+                edge_key(parts.get(start), false, &mut first);
+                first.truncate(common(&last, &first) + 1);
+                next = Some(first.clone());
+            }
+            let own = write(leaf, next.as_deref().or(high), purpose, (&mut first, &mut last))?;
+            let key_len = low.as_ref().map_or(0, Vec::len);
+            let key = low.as_deref().map(|low| own_key(low, purpose)).transpose()?;
+            drafts.push(Draft { key, key_len, leaf: own });
+            low = next;
+        }
+        Ok(Some(drafts))
+    }
+
+    /// Parts that do not cross the border of a leaf, and where each leaf ends among them.
+    fn cut(&self, pack: bool) -> (std::borrow::Cow<'_, [Part<'p>]>, Vec<usize>) {
+        if self.is_small() {
+            return ((&self.parts).into(), vec![self.parts.len()]);
+        }
+        let leaves = self.keys.div_ceil(MOST_KEYS).max(self.weight.div_ceil(MOST_WEIGHT));
+        let mut cut = Cut {
+            most: if pack { MOST_KEYS } else { self.keys.div_ceil(leaves) },
+            parts: Vec::with_capacity(self.parts.len() + leaves),
+            ends: Vec::with_capacity(leaves + 1),
+            keys: 0,
+            weight: 0,
+        };
+        for part in &self.parts {
+            match *part {
+                Part::New { key, .. } => {
+                    cut.room_for(weight(key.len()));
+                    cut.parts.push(*part);
+                }
+                Part::Old { leaf, from, to } => {
+                    let mut start = from;
+                    for i in from..to {
+                        let weight = weight(leaf.key_len(i));
+                        if start < i && cut.is_full(weight) {
+                            cut.parts.push(Part::Old { leaf, from: start, to: i });
+                            start = i;
+                        }
+                        cut.room_for(weight);
+                    }
+                    cut.parts.push(Part::Old { leaf, from: start, to });
+                }
+            }
+        }
+        cut.ends.push(cut.parts.len());
+        (cut.parts.into(), cut.ends)
+    }
+}
+
+/// How far the cutting of a plan has come.
+struct Cut<'p> {
+    most: usize,
+    parts: Vec<Part<'p>>,
+    ends: Vec<usize>,
+    /// Of the leaf that is being filled.
+    keys: usize,
+    weight: usize,
+}
+
+impl Cut<'_> {
+    fn is_full(&self, more: usize) -> bool {
+        self.keys == self.most || self.weight + more > MOST_WEIGHT
+    }
+
+    /// Counts a key, in a new leaf if this one has no room for it.
+    fn room_for(&mut self, weight: usize) {
+        if self.is_full(weight) {
+            self.ends.push(self.parts.len());
+            (self.keys, self.weight) = (0, 0);
+        }
+        self.keys += 1;
+        self.weight += weight;
+    }
+}
+
+fn own_key(key: &[u8], purpose: For) -> Result<IndexKey, Full> {
+    if key.len() > INLINE {
+        purpose.reserve(key.len())?;
+    }
+    Ok(loosekv_shm::scope::with(|| IndexKey::new(key)))
+}
+
+/// The first or last key of a part.
+fn edge_key(part: Option<&Part<'_>>, last: bool, out: &mut Vec<u8>) {
+    match part {
+        Some(Part::Old { leaf, from, to }) => leaf.key(if last { to - 1 } else { *from }, out),
+        Some(Part::New { key, .. }) => {
+            out.clear();
+            out.extend_from_slice(key);
+        }
+        None => out.clear(),
+    }
+}
+
+/// Length of what both begin with.
+fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Makes one leaf of these parts.
+fn write(
+    parts: &[Part<'_>],
+    high: Option<&[u8]>,
+    purpose: For,
+    (first, last): (&mut Vec<u8>, &mut Vec<u8>),
+) -> Result<OwnLeaf, Full> {
+    edge_key(parts.first(), false, first);
+    edge_key(parts.last(), true, last);
+    // What the first and the last key share, all share.
+    first.truncate(common(first, last));
+    let shape = measure(parts, first.len(), high.map(<[u8]>::len));
+    purpose.reserve(shape.size())?;
+    let mut writer = LeafWriter::new(shape, first, high);
+    for part in parts {
+        match *part {
+            Part::New { key, value } => writer.push(key, value),
+            Part::Old { leaf, from, to } if writer.is_alike(leaf) => writer.copy(leaf, from, to),
+            Part::Old { leaf, from, to } => {
+                for i in from..to {
+                    leaf.key(i, last);
+                    writer.push(last, leaf.value(i).load(Relaxed));
+                }
+            }
+        }
+    }
+    Ok(writer.finish())
+}
+
+/// What the leaf of these parts looks like.
+fn measure(parts: &[Part<'_>], prefix: usize, high: Option<usize>) -> Shape {
+    let mut shape = Shape { count: 0, prefix, suffix: None, rests: 0, high };
+    let (mut alike, mut length) = (true, None);
+    let mut count = |keys: usize, key_len: usize| {
+        let suffix = key_len - prefix;
+        shape.count += keys;
+        shape.rests += keys * suffix.saturating_sub(4);
+        alike &= *length.get_or_insert(suffix) == suffix;
+    };
+    for part in parts {
+        match *part {
+            Part::New { key, .. } => count(1, key.len()),
+            Part::Old { leaf, from, to } => match leaf.suffixes() {
+                Some(suffix) => count(to - from, leaf.prefix().len() + suffix),
+                None => (from..to).for_each(|i| count(1, leaf.key_len(i))),
+            },
+        }
+    }
+    shape.suffix = alike.then_some(length.unwrap_or(0));
+    shape
+}
