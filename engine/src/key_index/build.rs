@@ -34,6 +34,8 @@ pub(super) struct Plan<'p> {
     parts: Vec<Part<'p>>,
     keys: usize,
     weight: usize,
+    /// Space for the first and the last key of a leaf.
+    edges: (Vec<u8>, Vec<u8>),
 }
 
 /// A leaf that is not published yet, and the key under which it will be (`None`: in the place of the old one).
@@ -61,6 +63,12 @@ impl For {
 }
 
 impl<'p> Plan<'p> {
+    /// Empties it; it keeps its memory.
+    pub(super) fn clear(&mut self) {
+        self.parts.clear();
+        (self.keys, self.weight) = (0, 0);
+    }
+
     pub(super) fn keys(&self) -> usize {
         self.keys
     }
@@ -105,26 +113,31 @@ impl<'p> Plan<'p> {
 
     /// Makes the leaves; the last one ends at `high`. `pack`: all but the last are filled up, since what comes later
     /// goes behind them; else they are alike in size. `None`: they are too many.
-    pub(super) fn draft(&self, high: Option<&[u8]>, pack: bool, purpose: For) -> Result<Option<Vec<Draft>>, Full> {
-        let (parts, ends) = self.cut(pack);
+    pub(super) fn draft(&mut self, high: Option<&[u8]>, pack: bool, purpose: For) -> Result<Option<Vec<Draft>>, Full> {
+        if self.is_small() {
+            let (first, last) = &mut self.edges;
+            let leaf = write(&self.parts, high, purpose, first, last)?;
+            return Ok(Some(vec![Draft { key: None, key_len: 0, leaf }]));
+        }
+        let Cut { parts, ends, .. } = self.cut(pack);
         if ends.len() > MOST_LEAVES {
             return Ok(None);
         }
+        let (first, last) = &mut self.edges;
         let mut drafts = Vec::with_capacity(ends.len());
-        let (mut first, mut last) = (Vec::new(), Vec::new());
-        let (mut low, mut start) = (None, 0);
+        let (mut low, mut start) = (None::<Vec<u8>>, 0);
         for (nth, end) in ends.iter().enumerate() {
             let leaf = parts.get(start..*end).unwrap_or_default();
             start = *end;
             // The next leaf begins at the shortest key that is above all of this one.
             let mut next = None;
             if nth + 1 < ends.len() {
-                edge_key(leaf.last(), true, &mut last);
-                edge_key(parts.get(start), false, &mut first);
-                first.truncate(common(&last, &first) + 1);
+                edge_key(leaf.last(), true, last);
+                edge_key(parts.get(start), false, first);
+                first.truncate(common(last, first) + 1);
                 next = Some(first.clone());
             }
-            let own = write(leaf, next.as_deref().or(high), purpose, (&mut first, &mut last))?;
+            let own = write(leaf, next.as_deref().or(high), purpose, first, last)?;
             let key_len = low.as_ref().map_or(0, Vec::len);
             let key = low.as_deref().map(|low| own_key(low, purpose)).transpose()?;
             drafts.push(Draft { key, key_len, leaf: own });
@@ -133,11 +146,8 @@ impl<'p> Plan<'p> {
         Ok(Some(drafts))
     }
 
-    /// Parts that do not cross the border of a leaf, and where each leaf ends among them.
-    fn cut(&self, pack: bool) -> (std::borrow::Cow<'_, [Part<'p>]>, Vec<usize>) {
-        if self.is_small() {
-            return ((&self.parts).into(), vec![self.parts.len()]);
-        }
+    /// Cuts the parts where leaves end.
+    fn cut(&self, pack: bool) -> Cut<'p> {
         let leaves = self.keys.div_ceil(MOST_KEYS).max(self.weight.div_ceil(MOST_WEIGHT));
         let mut cut = Cut {
             most: if pack { MOST_KEYS } else { self.keys.div_ceil(leaves) },
@@ -167,14 +177,17 @@ impl<'p> Plan<'p> {
             }
         }
         cut.ends.push(cut.parts.len());
-        (cut.parts.into(), cut.ends)
+        cut
     }
 }
 
-/// How far the cutting of a plan has come.
+/// A plan in pieces.
 struct Cut<'p> {
+    /// Most keys of a leaf.
     most: usize,
+    /// None goes beyond its leaf.
     parts: Vec<Part<'p>>,
+    /// Where each leaf ends among the parts.
     ends: Vec<usize>,
     /// Of the leaf that is being filled.
     keys: usize,
@@ -226,7 +239,8 @@ fn write(
     parts: &[Part<'_>],
     high: Option<&[u8]>,
     purpose: For,
-    (first, last): (&mut Vec<u8>, &mut Vec<u8>),
+    first: &mut Vec<u8>,
+    last: &mut Vec<u8>,
 ) -> Result<OwnLeaf, Full> {
     edge_key(parts.first(), false, first);
     edge_key(parts.last(), true, last);

@@ -108,14 +108,14 @@ impl<L: RawLatch> KeyIndex<L> {
         change: impl Fn(IndexEntry, IndexEntry) -> IndexEntry,
     ) -> Result<usize, Full> {
         debug_assert!(batch.is_sorted_by(|a, b| a.0 < b.0), "the keys of a batch ascend");
-        let (mut done, mut inserted) = (0, 0);
+        let (mut done, mut inserted, mut plan) = (0, 0, Plan::default());
         while done < batch.len() {
             let _held = self.latch.write();
             for _ in 0..LEAVES_A_HOLD {
                 let Some(rest) = batch.get(done..).filter(|rest| !rest.is_empty()) else { break };
                 let mut most = NEW_KEYS;
                 let step = loop {
-                    match self.put_into_leaf(rest, most, budget, &change, &mut inserted) {
+                    match self.put_into_leaf(rest, most, budget, &change, &mut plan, &mut inserted) {
                         Ok(step) => break step,
                         Err(refused) if refused.new > 1 => most = refused.new / 2,
                         Err(refused) => {
@@ -132,18 +132,19 @@ impl<L: RawLatch> KeyIndex<L> {
 
     /// Puts the first keys of the batch into the leaf where they belong, up to `most` new ones; returns how many keys
     /// that were.
-    fn put_into_leaf(
-        &self,
-        batch: &[(&[u8], IndexEntry)],
+    fn put_into_leaf<'p>(
+        &'p self,
+        batch: &[(&'p [u8], IndexEntry)],
         most: usize,
         budget: &Budget,
         change: impl Fn(IndexEntry, IndexEntry) -> IndexEntry,
+        plan: &mut Plan<'p>,
         inserted: &mut usize,
     ) -> Result<usize, Refused> {
         let Some((first, _)) = batch.first() else { return Ok(0) };
         let spot = self.spot_of(first);
         let count = spot.leaf.map_or(0, Leaf::count);
-        let mut plan = Plan::default();
+        plan.clear();
         let (mut taken, mut at, mut new, mut before, mut pack) = (0, 0, 0, 0, false);
         for (key, entry) in batch.iter().take(BATCH) {
             assert!(key.len() <= MAX_KEY, "a key of {} bytes", key.len());
@@ -183,7 +184,7 @@ impl<L: RawLatch> KeyIndex<L> {
         if let Some(leaf) = spot.leaf {
             plan.push_old(leaf, at, count);
         }
-        self.install(&spot, &plan, pack, budget).ok_or(Refused { before, new })?;
+        self.install(&spot, plan, pack, budget).ok_or(Refused { before, new })?;
         self.keys.fetch_add(new as u64, Ordering::Relaxed);
         *inserted += new;
         Ok(taken)
@@ -217,7 +218,7 @@ impl<L: RawLatch> KeyIndex<L> {
 
     /// Makes the leaves of a plan that adds keys, and puts them in the place of the old one. `None`: there is no room,
     /// or they are too many; nothing was changed.
-    fn install(&self, spot: &Spot<'_>, plan: &Plan<'_>, pack: bool, budget: &Budget) -> Option<()> {
+    fn install(&self, spot: &Spot<'_>, plan: &mut Plan<'_>, pack: bool, budget: &Budget) -> Option<()> {
         let drafts = plan.draft(spot.high(), pack, For::Growth).ok()??;
         let new: u64 = drafts.iter().map(size).sum();
         let old = spot.leaf.map_or(0, |leaf| leaf.size() as u64);
