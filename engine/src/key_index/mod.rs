@@ -15,7 +15,7 @@
 //! - I5: an entry is purged only as it was seen: comparison and removal are one, under the latch.
 //!
 //! **Writers** exclude each other by one latch, held shortly; nothing waits or fails under it. What needs memory is
-//! reserved before anything is changed. Keys of a leaf never change: a new key makes a new leaf of the old one ([`build`]),
+//! reserved before anything is changed. Keys of a leaf never change: a new key makes a new leaf of the old one (`build.rs`),
 //! which takes its place by one store; the old one is retired. A dead key (removed in place) may come to life again.
 //!
 //! **Readers** take no latch. They pin, and so what they came upon stays readable. Each look-up answers with what was true
@@ -31,7 +31,7 @@
 //!   that happened: the writer holds the latch from copying the leaf's keys to the left until the entry is gone.
 //!
 //! Removing marks values dead; when half of a leaf is dead it is made anew without them, and what is left of it goes to
-//! the left neighbour when it is little ([`write`](mod@write)).
+//! the left neighbour when it is little (`write.rs`).
 
 mod build;
 mod chunk;
