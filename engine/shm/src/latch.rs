@@ -13,8 +13,12 @@
 //! A process that is killed while it holds a `ThreadLatch` leaves it held: the host must restart everybody, as
 //! PostgreSQL does.
 
+use crate::broken::{on, Broken::*};
+#[cfg(test)]
+use crate::interleave;
+use crate::interleave::AtomicU32;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::Ordering::*;
 
 /// A reader-writer latch inside shared structures. Short holds only; a holder that dies restarts the cluster.
 pub trait RawLatch: Send + Sync + Sized {
@@ -132,6 +136,16 @@ const READERS_WAIT: u32 = 1 << 30;
 const WRITERS_WAIT: u32 = 1 << 31;
 
 const SPINS: u32 = if cfg!(miri) { 2 } else { 100 };
+
+/// How often a waiter looks before it sleeps.
+fn spins() -> u32 {
+    #[cfg(test)]
+    if interleave::exploring() {
+        return 1;
+    }
+    SPINS
+}
+
 const RECHECK_NANOS: i64 = 50_000_000;
 
 impl RawLatch for ThreadLatch {
@@ -179,7 +193,8 @@ impl RawLatch for ThreadLatch {
 }
 
 fn may_read(state: u32) -> bool {
-    state & HOLDERS < WRITER - 1 && state & (READERS_WAIT | WRITERS_WAIT) == 0
+    let free = state & HOLDERS < WRITER - 1 || on(LatchReaderBesideWriter);
+    free && state & (READERS_WAIT | WRITERS_WAIT) == 0
 }
 
 impl ThreadLatch {
@@ -227,7 +242,7 @@ impl ThreadLatch {
                     continue;
                 }
             }
-            others_wait = WRITERS_WAIT;
+            others_wait = if on(LatchOthersForgotten) { 0 } else { WRITERS_WAIT };
             let turn = self.turn.load(Acquire);
             state = self.state.load(Relaxed);
             if state & HOLDERS == 0 || state & WRITERS_WAIT == 0 {
@@ -259,18 +274,24 @@ impl ThreadLatch {
             // No writer slept. It may be about to look at the latch, or dead; the readers must not wait for it.
             state = READERS_WAIT;
         }
+        if on(LatchReadersNotWoken) {
+            return;
+        }
         if state == READERS_WAIT && self.state.compare_exchange(state, 0, Relaxed, Relaxed).is_ok() {
             futex_wake(&self.state, i32::MAX);
         }
     }
 
     fn wake_writer(&self) {
+        if on(LatchWriterNotWoken) {
+            return;
+        }
         self.turn.fetch_add(1, Release);
         futex_wake(&self.turn, 1);
     }
 
     fn spin(&self, done: impl Fn(u32) -> bool) -> u32 {
-        let mut left = SPINS;
+        let mut left = spins();
         loop {
             let state = self.state.load(Relaxed);
             if left == 0 || done(state) {
@@ -285,6 +306,10 @@ impl ThreadLatch {
 /// Sleeps while the word has the value, at most [`RECHECK_NANOS`]; false if that long passed. Not a private futex, so that
 /// it works between processes.
 fn wait(word: &AtomicU32, value: u32) -> bool {
+    #[cfg(test)]
+    if interleave::exploring() {
+        return explored::wait(word, value);
+    }
     let timeout = libc::timespec { tv_sec: 0, tv_nsec: RECHECK_NANOS };
     // SAFETY: the word is alive, and the timeout too.
     let woken = unsafe {
@@ -294,8 +319,103 @@ fn wait(word: &AtomicU32, value: u32) -> bool {
 }
 
 fn futex_wake(word: &AtomicU32, count: i32) -> i64 {
+    #[cfg(test)]
+    if interleave::exploring() {
+        return explored::wake(word, count);
+    }
     // SAFETY: the word is alive.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, count) }
+}
+
+/// The latch in whatever order its users come. Here nobody wakes up by the clock: a wake-up that is lost is a deadlock.
+#[cfg(test)]
+mod explored {
+    use super::*;
+    use crate::broken::{self, Broken, ALL};
+    use interleave::{explore, pause, Order, Steps};
+    use std::sync::atomic::{self, AtomicI32};
+    use std::sync::Arc;
+
+    pub fn wait(word: &AtomicU32, value: u32) -> bool {
+        interleave::pause();
+        // SAFETY: the word is alive. Read without a step: who sleeps has looked, with nobody in between.
+        let now = unsafe { atomic::AtomicU32::from_ptr(word.as_ptr()) }.load(Relaxed);
+        if now == value {
+            interleave::wait(word.as_ptr().addr());
+        }
+        true
+    }
+
+    pub fn wake(word: &AtomicU32, count: i32) -> i64 {
+        interleave::pause();
+        interleave::wake(word.as_ptr().addr(), usize::try_from(count).unwrap_or(0)) as i64
+    }
+
+    /// So many writers and readers, each coming twice. A writer counts itself a hundred times.
+    fn run(writers: usize, readers: usize) {
+        let shared = Arc::new((ThreadLatch::new(), AtomicI32::new(0)));
+        let each = |writes: bool| {
+            let shared = Arc::clone(&shared);
+            shuttle::thread::spawn(move || {
+                let (latch, inside) = (&shared.0, &shared.1);
+                for _ in 0..2 {
+                    let weight = if writes { 100 } else { 1 };
+                    if writes {
+                        latch.lock_exclusive()
+                    } else {
+                        latch.lock_shared()
+                    }
+                    let before = inside.fetch_add(weight, SeqCst);
+                    assert!(if writes { before == 0 } else { before < 100 }, "somebody is there: {before}");
+                    pause();
+                    inside.fetch_sub(weight, SeqCst);
+                    // SAFETY: locked above.
+                    unsafe {
+                        if writes {
+                            latch.unlock_exclusive()
+                        } else {
+                            latch.unlock_shared()
+                        }
+                    }
+                }
+            })
+        };
+        let threads: Vec<_> = (0..writers + readers).map(|at| each(at < writers)).collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    }
+
+    fn noticed(broken: Option<Broken>, order: Order) -> Option<(usize, usize)> {
+        let kinds = [(2, 0), (1, 1), (1, 2), (2, 1), (3, 2)];
+        let goes_wrong = |(writers, readers): &(usize, usize)| {
+            let (writers, readers) = (*writers, *readers);
+            explore(Steps::Atomics, order, move || broken::set(broken), move || run(writers, readers)).is_err()
+        };
+        kinds.into_iter().find(goes_wrong)
+    }
+
+    const ORDERS: [Order; 2] = [Order::Random(1500), Order::Few(4, 1500)];
+
+    #[test]
+    fn in_whatever_order_writers_are_alone_and_nobody_waits_for_ever() {
+        if cfg!(miri) {
+            return; // the scheduler switches stacks by hand
+        }
+        for order in ORDERS {
+            assert_eq!(noticed(None, order), None);
+        }
+    }
+
+    #[test]
+    fn a_broken_latch_is_noticed() {
+        if cfg!(miri) {
+            return; // the scheduler switches stacks by hand
+        }
+        for broken in ALL.iter().filter(|broken| format!("{broken:?}").starts_with("Latch")) {
+            let by = ORDERS.iter().find_map(|order| noticed(Some(*broken), *order));
+            println!("{broken:?}: writers and readers {by:?}");
+            assert!(by.is_some(), "nothing noticed {broken:?}");
+        }
+    }
 }
 
 #[cfg(test)]

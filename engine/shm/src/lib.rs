@@ -31,12 +31,18 @@
 //! and calls [`leave`]; then in each fork [`recover`] at the start of a statement, and [`leave`] when it exits.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
+
+#[macro_use]
+mod switches;
 
 pub mod alloc;
+mod broken;
 mod chunks;
 mod class;
 pub mod epoch;
 pub mod heap;
+mod interleave;
 pub mod latch;
 pub mod reserve;
 pub mod scope;

@@ -32,6 +32,7 @@ impl Needs {
     pub const OBJECTS: usize = heap::RESERVED as usize;
 
     /// Panics (at compile time in a constant) if a size exceeds [`Needs::MAX_BYTES`].
+    #[allow(clippy::indexing_slicing, reason = "below the length, as the loop says")]
     pub const fn of(sizes: &[usize]) -> Needs {
         let mut set = 0;
         let mut i = 0;

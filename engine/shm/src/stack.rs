@@ -13,8 +13,10 @@
 //! writing to; what it read is then thrown away, since the tag in `head` has moved. The tag wraps after 2^32 changes;
 //! a process would have to sleep through an exact multiple of that, between two adjacent instructions.
 
+use crate::broken::{on, Broken::StackTagStays};
+use crate::interleave::AtomicU64;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{self, Ordering::*};
 
 /// Objects linked through their first word, owned by whoever holds this value.
 #[derive(Clone, Copy, Debug)]
@@ -28,13 +30,13 @@ pub(crate) struct Batch {
 pub(crate) struct BatchStack {
     head: AtomicU64,
     /// Objects in the stack: statistics only, not exact while others push and pop.
-    objects: AtomicU64,
+    objects: atomic::AtomicU64,
 }
 
 const OFFSET: u64 = u32::MAX as u64;
 
 fn next_tag(head: u64) -> u64 {
-    ((head >> 32).wrapping_add(1)) << 32
+    ((head >> 32).wrapping_add(u64::from(!on(StackTagStays)))) << 32
 }
 
 /// # Safety
@@ -47,7 +49,7 @@ unsafe fn batch_word<'a>(object: *mut u8) -> &'a AtomicU64 {
 impl BatchStack {
     #[cfg(test)]
     pub fn new() -> Self {
-        BatchStack { head: AtomicU64::new(0), objects: AtomicU64::new(0) }
+        BatchStack { head: AtomicU64::new(0), objects: atomic::AtomicU64::new(0) }
     }
 
     pub fn objects(&self) -> u64 {
@@ -136,7 +138,10 @@ pub(crate) unsafe fn next(object: *mut u8) -> *mut u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::broken::{self, Broken};
+    use crate::interleave::{explore, Order, Steps};
     use std::collections::HashSet;
+    use std::sync::Arc;
 
     const OBJECT: usize = 16;
 
@@ -194,6 +199,58 @@ mod tests {
             assert!(stack.take(seen).is_none(), "would make {b:?} the top, which is not in the stack");
             assert_eq!(stack.pop(base).map(|top| top.first), Some(a.first));
         }
+    }
+
+    /// One pops two batches and puts the first back, others pop, in every order; who holds a batch writes to its words.
+    fn explored(broken: Option<Broken>) -> std::thread::Result<usize> {
+        struct Base(*mut u8);
+        // SAFETY: the threads touch only batches they popped.
+        unsafe impl Sync for Base {}
+        // SAFETY: as above.
+        unsafe impl Send for Base {}
+        let body = || {
+            let mem: &'static mut [u64] = Box::leak(memory(4));
+            let whole = std::ptr::from_mut(mem);
+            let shared = Arc::new((BatchStack::new(), Base(mem.as_mut_ptr().cast())));
+            fill(&shared.0, shared.1 .0, 4);
+            let take = |stack: &BatchStack, base: *mut u8| {
+                // SAFETY: same base, memory alive.
+                let batch = unsafe { stack.pop(base) };
+                if let Some(batch) = &batch {
+                    // SAFETY: popped by this thread.
+                    unsafe { ptr::write(batch.first.add(8).cast::<u64>(), u64::MAX) };
+                }
+                batch
+            };
+            let other = {
+                let shared = Arc::clone(&shared);
+                shuttle::thread::spawn(move || take(&shared.0, shared.1 .0).map(|batch| batch.first.addr()))
+            };
+            let (stack, base) = (&shared.0, shared.1 .0);
+            let mut held: Vec<Batch> = (0..2).filter_map(|_| take(stack, base)).collect();
+            if !held.is_empty() {
+                // SAFETY: popped by this thread.
+                unsafe { stack.push(base, held.remove(0)) };
+            }
+            let mut all: Vec<usize> = held.iter().map(|batch| batch.first.addr()).collect();
+            all.extend(other.join().expect("no panic"));
+            all.extend(std::iter::from_fn(|| take(stack, base)).map(|batch| batch.first.addr()));
+            let distinct: HashSet<usize> = all.iter().copied().collect();
+            assert!(distinct.len() == all.len() && all.len() == 3, "{all:x?} is not each of three batches once");
+            // SAFETY: leaked above, and nobody else has it any more.
+            drop(unsafe { Box::from_raw(whole) });
+        };
+        explore(Steps::Atomics, Order::All(100_000), move || broken::set(broken), body)
+    }
+
+    #[test]
+    fn in_whatever_order_no_batch_is_lost_or_popped_twice() {
+        if cfg!(miri) {
+            return; // the scheduler switches stacks by hand
+        }
+        let orders = explored(None).expect("no batch is lost");
+        assert!((10..100_000).contains(&orders), "{orders} orders are not all there are");
+        assert!(explored(Some(Broken::StackTagStays)).is_err());
     }
 
     #[test]
