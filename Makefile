@@ -9,6 +9,8 @@ help:
 	@echo "make install       build, and install into the server that PG_CONFIG names ($(PG_CONFIG))"
 	@echo "make lint          formatting, clippy, documentation"
 	@echo "make test-engine   the engine's tests alone"
+	@echo "make miri          the engine's unsafe leaf modules under miri (needs a nightly toolchain)"
+	@echo "make fuzz          libFuzzer over every decoder, a minute each (needs nightly and cargo-fuzz)"
 	@echo "make test-server   the tests that need a server (after make install)"
 	@echo "make bench         loosekv beside heap + btree, at the SQL level (SHORT=1: 90 seconds)"
 	@echo "make bench-soak    inserts for 30 minutes on both (MINUTES=n)"
@@ -43,6 +45,14 @@ lint: setup
 .PHONY: test-engine
 test-engine: setup
 	cargo test --quiet --package loosekv-engine --package loosekv-shm --package loosekv
+
+.PHONY: miri
+miri:
+	scripts/miri.sh
+
+.PHONY: fuzz
+fuzz:
+	scripts/fuzz.sh 60
 
 .PHONY: test-server
 test-server:

@@ -1,13 +1,57 @@
-//! Little-endian varints and a reader that never runs past the end.
+//! Numbers in bytes: little-endian ones, varints, and a reader that never runs past the end.
 
 use crate::error::{Error, Result};
 
+/// Appends `value` in groups of seven bits, lowest first.
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
     }
     out.push(value as u8);
+}
+
+/// Reads a varint at `*at` and steps over it; `None` when it is cut off or too long.
+#[inline]
+pub fn get_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
+    let first = *bytes.get(*at)?;
+    if first < 0x80 {
+        *at += 1;
+        return Some(u64::from(first));
+    }
+    let mut value = 0u64;
+    for i in 0..10 {
+        let byte = *bytes.get(*at + i)?;
+        if i == 9 && byte > 1 {
+            return None;
+        }
+        value |= u64::from(byte & 0x7f) << (7 * i);
+        if byte < 0x80 {
+            *at += i + 1;
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// Bytes that [`put_varint`] takes.
+pub fn varint_len(value: u64) -> usize {
+    (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+#[inline]
+pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk::<2>().map(|b| u16::from_le_bytes(*b))
+}
+
+#[inline]
+pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b))
+}
+
+#[inline]
+pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
 }
 
 pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -41,19 +85,8 @@ impl<'a> Reader<'a> {
     }
 
     pub fn varint(&mut self) -> Result<u64> {
-        let mut value = 0u64;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            let bits = u64::from(byte & 0x7f);
-            if shift == 63 && bits > 1 {
-                break;
-            }
-            value |= bits << shift;
-            if byte & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        Err(Error::structure(format!("number too long before byte {}", self.at)))
+        get_varint(self.bytes, &mut self.at)
+            .ok_or_else(|| Error::structure(format!("no number at byte {} of {}", self.at, self.bytes.len())))
     }
 
     pub fn varint32(&mut self) -> Result<u32> {
@@ -62,13 +95,15 @@ impl<'a> Reader<'a> {
     }
 
     pub fn u64(&mut self) -> Result<u64> {
-        let bytes = self.take(8)?;
-        Ok(bytes.iter().rev().fold(0, |value, b| value << 8 | u64::from(*b)))
+        let value = u64_at(self.bytes, self.at).ok_or_else(|| self.short())?;
+        self.at += 8;
+        Ok(value)
     }
 
     pub fn u32(&mut self) -> Result<u32> {
-        let bytes = self.take(4)?;
-        Ok(bytes.iter().rev().fold(0, |value, b| value << 8 | u32::from(*b)))
+        let value = u32_at(self.bytes, self.at).ok_or_else(|| self.short())?;
+        self.at += 4;
+        Ok(value)
     }
 
     pub fn take(&mut self, len: usize) -> Result<&'a [u8]> {
@@ -109,5 +144,19 @@ mod tests {
         assert!(Reader::new(&[0xff; 10]).varint().is_err());
         assert!(Reader::new(&[0x80; 12]).varint().is_err());
         assert!(Reader::new(&[5, 1, 2]).bytes().is_err());
+    }
+
+    #[test]
+    fn varints_have_the_length_foretold() {
+        for shift in 0..64 {
+            for value in [1u64 << shift, (1u64 << shift) - 1, u64::MAX >> shift] {
+                let mut out = Vec::new();
+                put_varint(&mut out, value);
+                assert_eq!(out.len(), varint_len(value));
+                let mut at = 0;
+                assert_eq!(get_varint(&out, &mut at), Some(value));
+                assert_eq!(at, out.len());
+            }
+        }
     }
 }

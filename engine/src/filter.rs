@@ -45,6 +45,7 @@ fn word(bytes: &[u8]) -> u64 {
 ///
 /// Multiply-and-fold over pairs of words, as wyhash does it; the last pair overlaps the one before when the key's
 /// length is not a multiple of sixteen.
+#[allow(clippy::indexing_slicing, reason = "within the length that the branch has just compared")]
 #[inline]
 pub fn key_hash(key: &[u8]) -> u64 {
     let n = key.len();
@@ -134,6 +135,7 @@ impl FilterBuilder {
     }
 
     /// Makes the pages one by one, in order; `put` is given each page's contents.
+    #[allow(clippy::indexing_slicing, reason = "blocks and bits are reduced to what a page has")]
     pub fn finish(mut self, mut put: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let pages = self.pages();
         let probes = probes_for(self.bits_per_key);
@@ -182,7 +184,7 @@ pub fn probe(page: PageNo, contents: &[u8], hash: u64, pages: u32) -> Result<boo
 /// For fuzzing: probes arbitrary contents.
 pub fn fuzz_filter(bytes: &[u8]) {
     let mut page = PageBuf::ZERO;
-    let bytes = &bytes[..bytes.len().min(crate::page::CAPACITY)];
+    let bytes = bytes.get(..crate::page::CAPACITY).unwrap_or(bytes);
     if page.fill(bytes).is_ok() {
         for hash in [0, 1, u64::MAX, key_hash(bytes)] {
             let _ = probe(PageNo(0), bytes, hash, 3);

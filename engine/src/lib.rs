@@ -3,12 +3,19 @@
 //! The [`tree`] is host-neutral: it reaches pages, the row log, writers and latches through [`host`]. [`embedded`] is the
 //! host for threads and files, and the store that an application opens. `docs/architecture.md` is the map.
 
+// Errors are values. Where an index is bounded by what stands beside it, an `allow` says why.
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
+
 pub mod bytes;
 pub mod embedded;
 pub mod error;
 pub mod extent;
 pub mod filter;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod host;
+#[path = "../shm/src/interleave.rs"]
+mod interleave;
 pub mod key_index;
 pub mod manifest;
 pub mod memtable;

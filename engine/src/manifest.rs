@@ -18,6 +18,7 @@
 
 use crate::bytes::{put_bytes, put_varint, Reader};
 use crate::error::{Error, Result};
+use crate::extent::FreeSpace;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::run::RunShape;
 use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId};
@@ -139,9 +140,9 @@ impl Manifest {
             if let Some(ValueUse { seq, .. }) = unnamed {
                 return Err(Error::structure(format!("run {} points into value extent {seq}, which is gone", run.id)));
             }
-            next = L0Id(run.last_l0.0 + 1);
+            next = L0Id(run.last_l0.0.saturating_add(1));
         }
-        if next.0 > self.flushed.0 + 1 || self.flushed >= self.next_generation {
+        if next.0 > self.flushed.0.saturating_add(1) || self.flushed >= self.next_generation {
             return Err(Error::structure(format!("runs end before {next}, flushed up to {}", self.flushed)));
         }
         Ok(())
@@ -344,6 +345,45 @@ fn get_uses(reader: &mut Reader<'_>) -> Result<Vec<ValueUse>> {
         uses.push(used);
     }
     Ok(uses)
+}
+
+/// For fuzzing: arbitrary contents of a meta page. The sum is put right: else nothing behind it is reached.
+pub fn fuzz_meta(contents: &[u8]) {
+    let mut contents = contents.to_vec();
+    let sum = sum(contents.get(FIXED..).unwrap_or_default());
+    if let Some(place) = contents.get_mut(FIXED - 8..FIXED) {
+        place.copy_from_slice(&sum.to_le_bytes());
+    }
+    let mut page = PageBuf::ZERO;
+    page.init(PageKind::Meta, ExtentSeq(0));
+    if page.fill(&contents).is_err() {
+        return;
+    }
+    if let Ok((manifest, _)) = Manifest::decode_meta(&page) {
+        let _ = FreeSpace::complement(1, manifest.allocated, manifest.owned());
+        let _ = manifest.encode_meta(&[]);
+        let _ = manifest.check();
+    }
+}
+
+/// For fuzzing: arbitrary bytes of manifest pages.
+pub fn fuzz_body(bytes: &[u8]) {
+    let max = Manifest {
+        flushed: L0Id(u64::MAX - 1),
+        next_generation: L0Id(u64::MAX),
+        next_run: RunId(u64::MAX),
+        next_row_id: RowId(u64::MAX),
+        allocated: u32::MAX,
+        ..Manifest::new(1)
+    };
+    let read = |bytes: &[u8]| {
+        let mut manifest = max.clone();
+        manifest.read_body(&BodyRef { length: bytes.len(), sum: sum(bytes) }, bytes).map(|()| manifest)
+    };
+    if let Ok(manifest) = read(bytes) {
+        let _ = FreeSpace::complement(1, manifest.allocated, manifest.owned());
+        assert_eq!(read(&manifest.encode_body()).ok(), Some(manifest));
+    }
 }
 
 #[cfg(test)]

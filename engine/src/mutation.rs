@@ -3,121 +3,106 @@
 //! Compiled for tests alone; otherwise [`on`] is the constant `false` and nothing is left of a switch. A mutation is in
 //! force for one thread. `tree::model::mutations` has the table of what catches which.
 
-macro_rules! mutations {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// One way to break an invariant of the design (the number in front, where it has one).
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub(crate) enum Mutation {
-            $($(#[$doc])* $name,)*
-        }
+#[macro_use]
+#[path = "../shm/src/switches.rs"]
+mod switches;
 
-        #[cfg(test)]
-        pub(crate) const ALL: &[Mutation] = &[$(Mutation::$name,)*];
-    };
-}
-
-mutations! {
-    /// A merged run covers the L0 ids of its oldest input only.
-    I1IntervalTooShort,
-    /// A merged run takes the place of the newest run.
-    I1MergedRunIsNewest,
-    /// The newest frozen memtable is flushed first.
-    I2NewestMemtableFirst,
-    /// An append does not look whether something newer than observed came.
-    I2ExpectationIgnored,
-    /// Tombstones get no index entry.
-    I3TombstonesNotIndexed,
-    /// A merge corrects index entries without looking whether a flush has raised them since.
-    I3CorrectedUnseen,
-    /// A rebuild replaces the entries that flushes have made meanwhile.
-    I3RebuildReplaces,
-    /// A key absent from the index is taken for absent, though the index does not cover all the runs.
-    I4IncompleteIndexTrusted,
-    /// Entries leave the index, and readers with an older superversion are not told.
-    I4EvictionNotTold,
-    /// A tombstone's entry is purged though a snapshot does not see the tombstone yet.
-    I5PurgeBeforeSeen,
-    /// A sweep removes an entry that has changed since it was looked at.
-    I5RemovedUnseen,
-    /// It is forgotten that entries of tombstones were purged.
-    I5PurgesForgotten,
-    /// The superversion with the new run comes before its index entries.
-    I6InstalledBeforeIndexed,
-    /// The memtable goes before its run is there to read.
-    I6MemtableDroppedFirst,
-    /// The row log is forgotten before the flip.
-    I6LogForgottenBeforeFlip,
-    /// The flip does not wait for the pages.
-    I6PagesNotSynced,
-    /// A reader takes an index entry that is newer than its superversion for "not on disk".
-    I7NewerEntryIsNone,
-    /// A reader reads the index before it pins the superversion.
-    I7IndexFirst,
-    /// A merge installs an edit of the superversion that it began with.
-    I8OldSuperversionEdited,
-    /// A merge flips to an edit of the manifest that it began with.
-    I8OldManifestEdited,
-    /// A tombstone is dropped though an older run may hold the key.
-    I9OlderRunsIgnored,
-    /// A tombstone is dropped as soon as it is committed.
-    I9DroppedBeforeSeen,
-    /// All below the newest committed version is dropped.
-    I11SnapshotsIgnored,
-    /// An index entry is changed by taking it out and putting it in again.
-    I12RemoveAndInsert,
-    /// After a crash row ids go on from the meta page, whatever the row log holds.
-    I13RowIdsReused,
-    /// After a crash generations go on from the newest run, whatever the row log holds.
-    I13GenerationsReused,
-    /// A rebuild begins with the oldest run.
-    I14OldestFirst,
-    /// A guided scan does not look for older versions.
-    I15OlderNotLookedFor,
-    /// A guided scan begins its next piece with the key that it ended with.
-    I15KeyTwice,
-    /// A backward scan takes a memtable's oldest version of a key for its newest.
-    I15BackwardOldest,
-    /// The newest generation in the row log is not replayed.
-    I17GenerationLost,
-    /// What is torn at the end of the row log is believed.
-    I17TornTailBelieved,
-    /// A failed sync is tried again.
-    I18SyncTriedAgain,
-    /// What a flush wrote is known to memory alone.
-    I19RunInMemoryOnly,
-    /// Extents are used again though a pinned superversion names them.
-    ExtentsReusedPinned,
-    /// Extents are used again though the current superversion names them.
-    ExtentsReusedCurrent,
-    /// Readers of an older superversion take coarse index entries for exact ones.
-    CoarseTakenForExact,
-    /// Readers of an older superversion do not learn that a merge has taken entries out of the index.
-    GoneNotTold,
-    /// What a failed flip had taken is not given back.
-    FailedFlipLeaks,
-    /// What an abandoned construction had taken is not given back.
-    AbandonedLeaks,
-    /// An entry below what the index covers is believed.
-    UncoveredEntryTrusted,
-    /// A rebuild claims to have covered a run whose entries were evicted meanwhile.
-    RebuildClaimsEvicted,
-}
-
-#[cfg(test)]
-thread_local! {
-    static CURRENT: std::cell::Cell<Option<Mutation>> = const { std::cell::Cell::new(None) };
-}
-
-/// Whether this mutation is in force.
-#[cfg(not(test))]
-#[inline(always)]
-pub(crate) const fn on(_: Mutation) -> bool {
-    false
-}
-
-#[cfg(test)]
-pub(crate) fn on(mutation: Mutation) -> bool {
-    CURRENT.get() == Some(mutation)
+switches! {
+    /// One way to break an invariant of the design (the number in front, where it has one).
+    Mutation {
+        /// A merged run covers the L0 ids of its oldest input only.
+        I1IntervalTooShort,
+        /// A merged run takes the place of the newest run.
+        I1MergedRunIsNewest,
+        /// The newest frozen memtable is flushed first.
+        I2NewestMemtableFirst,
+        /// An append does not look whether something newer than observed came.
+        I2ExpectationIgnored,
+        /// Tombstones get no index entry.
+        I3TombstonesNotIndexed,
+        /// A merge corrects index entries without looking whether a flush has raised them since.
+        I3CorrectedUnseen,
+        /// A rebuild replaces the entries that flushes have made meanwhile.
+        I3RebuildReplaces,
+        /// A key absent from the index is taken for absent, though the index does not cover all the runs.
+        I4IncompleteIndexTrusted,
+        /// Entries leave the index, and readers with an older superversion are not told.
+        I4EvictionNotTold,
+        /// A tombstone's entry is purged though a snapshot does not see the tombstone yet.
+        I5PurgeBeforeSeen,
+        /// A sweep removes an entry that has changed since it was looked at.
+        I5RemovedUnseen,
+        /// Readers forget that entries of tombstones were purged.
+        I5PurgesForgotten,
+        /// A rebuild forgets that entries of tombstones were purged.
+        I5RebuildForgetsPurges,
+        /// The superversion with the new run comes before its index entries.
+        I6InstalledBeforeIndexed,
+        /// The memtable goes before its run is there to read.
+        I6MemtableDroppedFirst,
+        /// The row log is forgotten before the flip.
+        I6LogForgottenBeforeFlip,
+        /// The flip does not wait for the pages.
+        I6PagesNotSynced,
+        /// A reader takes an index entry that is newer than its superversion for "not on disk".
+        I7NewerEntryIsNone,
+        /// A reader reads the index before it pins the superversion.
+        I7IndexFirst,
+        /// A merge installs an edit of the superversion that it began with.
+        I8OldSuperversionEdited,
+        /// A merge flips to an edit of the manifest that it began with.
+        I8OldManifestEdited,
+        /// A tombstone is dropped though an older run may hold the key.
+        I9OlderRunsIgnored,
+        /// A tombstone is dropped as soon as it is committed.
+        I9DroppedBeforeSeen,
+        /// A value is dropped early though not everybody sees the newer version yet.
+        I10NotSeenByAll,
+        /// All below the newest committed version is dropped.
+        I11SnapshotsIgnored,
+        /// An index entry is changed by taking it out and putting it in again.
+        I12RemoveAndInsert,
+        /// After a crash row ids go on from the meta page, whatever the row log holds.
+        I13RowIdsReused,
+        /// After a crash generations go on from the newest run, whatever the row log holds.
+        I13GenerationsReused,
+        /// A rebuild begins with the oldest run.
+        I14OldestFirst,
+        /// A guided scan does not look for older versions.
+        I15OlderNotLookedFor,
+        /// A guided scan begins its next piece with the key that it ended with.
+        I15KeyTwice,
+        /// A backward scan takes a memtable's oldest version of a key for its newest.
+        I15BackwardOldest,
+        /// The newest generation in the row log is not replayed.
+        I17GenerationLost,
+        /// What is torn at the end of the row log is believed.
+        I17TornTailBelieved,
+        /// A failed sync is tried again.
+        I18SyncTriedAgain,
+        /// What a flush wrote is known to memory alone.
+        I19RunInMemoryOnly,
+        /// A reader that has counted itself does not look whether the superversion is still the current one.
+        PinNotRechecked,
+        /// A superversion is freed though it is pinned.
+        PinnedFreed,
+        /// Extents are used again though a pinned superversion names them.
+        ExtentsReusedPinned,
+        /// Extents are used again though the current superversion names them.
+        ExtentsReusedCurrent,
+        /// Readers of an older superversion take coarse index entries for exact ones.
+        CoarseTakenForExact,
+        /// Readers of an older superversion do not learn that a merge has taken entries out of the index.
+        GoneNotTold,
+        /// What a failed flip had taken is not given back.
+        FailedFlipLeaks,
+        /// What an abandoned construction had taken is not given back.
+        AbandonedLeaks,
+        /// An entry below what the index covers is believed.
+        UncoveredEntryTrusted,
+        /// A rebuild claims to have covered a run whose entries were evicted meanwhile.
+        RebuildClaimsEvicted,
+    }
 }
 
 /// Runs `what` with a mutation in force in this thread.

@@ -82,14 +82,9 @@ pub struct TreeOptions {
     pub memtable_bytes: u64,
     /// Writers are held up when so many frozen memtables wait for their flush.
     pub max_frozen: u32,
-    /// Runs that one compaction merges into one.
+    /// A level is full with so many runs: then they become one run of the next. So this is how many times as large as those of
+    /// one level the runs of the next are, and the number of levels follows from it.
     pub fan_in: u32,
-    /// Runs that a level may hold before its oldest are merged.
-    pub level_limit: u32,
-    /// Levels; the runs of the last are merged among themselves.
-    pub max_levels: u32,
-    /// A level is meant to be so many times the level above it.
-    pub size_ratio: u32,
     /// Garbage on disk, in percent of the live data, that starts a compaction.
     pub space_percent: u32,
     /// Tombstones, in percent of a run's rows, that start its compaction.
@@ -105,9 +100,6 @@ impl Default for TreeOptions {
             memtable_bytes: 64 << 20,
             max_frozen: 3,
             fan_in: 8,
-            level_limit: 8,
-            max_levels: 4,
-            size_ratio: 8,
             space_percent: 25,
             tombstone_percent: 30,
             value_log_threshold: crate::types::PAGE_SIZE as u64 / 4,
@@ -120,7 +112,7 @@ pub const MAX_INLINE_ROW: usize = crate::run::MAX_ROW;
 
 impl TreeOptions {
     /// Names that [`TreeOptions::set`] knows.
-    pub const NAMES: [&'static str; 13] = [
+    pub const NAMES: [&'static str; 10] = [
         "compression",
         "filter_bits",
         "key_pages",
@@ -128,9 +120,6 @@ impl TreeOptions {
         "memtable_bytes",
         "max_frozen",
         "fan_in",
-        "level_limit",
-        "max_levels",
-        "size_ratio",
         "space_percent",
         "tombstone_percent",
         "value_log_threshold",
@@ -141,9 +130,6 @@ impl TreeOptions {
         range("memtable_bytes", self.memtable_bytes, 64 << 10, 4 << 30)?;
         range("max_frozen", u64::from(self.max_frozen), 1, 64)?;
         range("fan_in", u64::from(self.fan_in), 2, 64)?;
-        range("level_limit", u64::from(self.level_limit), 1, 256)?;
-        range("max_levels", u64::from(self.max_levels), 1, 16)?;
-        range("size_ratio", u64::from(self.size_ratio), 2, 100)?;
         range("space_percent", u64::from(self.space_percent), 1, 1000)?;
         range("tombstone_percent", u64::from(self.tombstone_percent), 1, 100)?;
         if self.value_log_threshold != 0 {
@@ -162,9 +148,6 @@ impl TreeOptions {
             "memtable_bytes" => self.memtable_bytes = size(name, value)?,
             "max_frozen" => self.max_frozen = number(name, value)?,
             "fan_in" => self.fan_in = number(name, value)?,
-            "level_limit" => self.level_limit = number(name, value)?,
-            "max_levels" => self.max_levels = number(name, value)?,
-            "size_ratio" => self.size_ratio = number(name, value)?,
             "space_percent" => self.space_percent = number(name, value)?,
             "tombstone_percent" => self.tombstone_percent = number(name, value)?,
             "value_log_threshold" => self.value_log_threshold = size(name, value)?,

@@ -70,12 +70,26 @@ impl PageBuf {
         self.set_used(CONTENT);
     }
 
+    /// The bytes at `at`; zeros where the page has ended.
+    #[inline]
+    pub fn bytes_at<const N: usize>(&self, at: usize) -> [u8; N] {
+        std::array::from_fn(|i| self.0.get(at + i).copied().unwrap_or(0))
+    }
+
+    /// Writes bytes that are the host's.
+    pub fn put_host_bytes(&mut self, at: usize, bytes: &[u8]) {
+        debug_assert!(at + bytes.len() <= HOST_HEADER);
+        if let Some(room) = self.0.get_mut(at..at + bytes.len()) {
+            room.copy_from_slice(bytes);
+        }
+    }
+
     pub fn kind(&self) -> Option<PageKind> {
         PageKind::from_byte(self.0[KIND_AT])
     }
 
     pub fn seq(&self) -> ExtentSeq {
-        ExtentSeq(u64::from_le_bytes(std::array::from_fn(|i| self.0[SEQ_AT + i])))
+        ExtentSeq(u64::from_le_bytes(self.bytes_at(SEQ_AT)))
     }
 
     pub fn set_seq(&mut self, seq: ExtentSeq) {
@@ -131,7 +145,9 @@ impl PageBuf {
     pub fn copy(&self, spare: Option<Box<PageBuf>>) -> Box<PageBuf> {
         let mut copy = spare.unwrap_or_else(PageBuf::boxed);
         let used = self.used().min(PAGE_SIZE);
-        copy.0[..used].copy_from_slice(&self.0[..used]);
+        if let (Some(to), Some(from)) = (copy.0.get_mut(..used), self.0.get(..used)) {
+            to.copy_from_slice(from);
+        }
         copy
     }
 

@@ -114,6 +114,68 @@ fn a_cleanly_closed_store_has_no_log_and_its_metrics_add_up() {
     assert_eq!(names, ["lock", "meta.lkv", "pages.lkv"]);
 }
 
+/// What the key index is for: a get looks into one run at the most, and a miss reads no page.
+#[test]
+fn a_get_looks_into_one_run_and_a_miss_reads_no_page() {
+    const KEYS: u64 = 2000;
+    for reads in [Reads::Mapped, Reads::Cached { bytes: 64 << 10 }] {
+        let scratch = Scratch::new();
+        let mut options = Options { reads, background: Background::Caller, ..small() };
+        options.tree = TreeOptions { fan_in: 64, space_percent: 1000, memtable_bytes: 4 << 20, ..options.tree };
+        let store = Store::open(scratch.dir(), &options).unwrap();
+        for round in 0..5 {
+            (0..KEYS).filter(|n| round == 0 || n % (round + 1) == 0).for_each(|n| {
+                store.put(&key(n), &value(n, round)).unwrap();
+            });
+            store.flush().unwrap();
+        }
+        let check = |store: &Store| {
+            assert!(store.wait_until_indexed().unwrap());
+            let before = store.metrics();
+            assert!(before.index_complete && before.index_keys == KEYS && before.index_bytes > KEYS * 16);
+            assert_eq!(store.statistics().unwrap().levels[0].runs, 5);
+            (0..KEYS).for_each(|n| assert!(store.get(&key(n)).unwrap().is_some()));
+            let hits = store.metrics();
+            assert_eq!(hits.runs_looked_into - before.runs_looked_into, KEYS);
+            assert!(hits.pages_read > before.pages_read);
+            for n in 0..KEYS {
+                assert_eq!(store.get(&key(KEYS + n)).unwrap(), None);
+                assert_eq!(store.get(format!("{n}").as_bytes()).unwrap(), None);
+            }
+            let misses = store.metrics();
+            assert_eq!(misses.runs_looked_into, hits.runs_looked_into);
+            assert_eq!(misses.pages_read, hits.pages_read);
+            assert_eq!((misses.filter_probes, misses.gets - hits.gets), (before.filter_probes, 2 * KEYS));
+        };
+        check(&store);
+        store.close().unwrap();
+        // The index is built anew; until then the runs are asked, by their filters.
+        let store = Store::open(scratch.dir(), &options).unwrap();
+        assert!(!store.metrics().index_complete && store.metrics().indexed_from > 5);
+        (0..100).for_each(|n| assert!(store.get(&key(n)).unwrap().is_some()));
+        let unindexed = store.metrics();
+        assert!(unindexed.filter_probes > 0 && unindexed.filter_hits >= 100);
+        check(&store);
+    }
+}
+
+/// Without room for all keys in the index gets are right all the same, and the metrics tell.
+#[test]
+fn an_index_without_room_says_so() {
+    let scratch = Scratch::new();
+    let options = Options { key_index_budget: 20_000, background: Background::Caller, ..small() };
+    let store = Store::open(scratch.dir(), &options).unwrap();
+    for round in 0..3 {
+        (0..1000).for_each(|n| store.put(&key(n + 1000 * round), &value(n, round)).unwrap());
+        store.flush().unwrap();
+    }
+    assert!(!store.wait_until_indexed().unwrap());
+    let metrics = store.metrics();
+    assert!(!metrics.index_complete && metrics.index_keys < 3000 && metrics.index_bytes <= 20_000);
+    (0..3000).for_each(|n| assert!(store.get(&key(n)).unwrap().is_some()));
+    assert!(store.metrics().filter_probes > 0);
+}
+
 #[test]
 fn snapshots_and_iterators_stay_as_they_were() {
     let scratch = Scratch::new();

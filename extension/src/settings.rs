@@ -52,12 +52,8 @@ pub fn memtable_bytes() -> u64 {
 
 /// How tables are kept that say nothing else.
 pub fn tree_options() -> TreeOptions {
-    let mut options = TreeOptions {
-        memtable_bytes: memtable_bytes(),
-        fan_in: FAN_IN.get() as u32,
-        level_limit: FAN_IN.get() as u32,
-        ..TreeOptions::default()
-    };
+    let mut options =
+        TreeOptions { memtable_bytes: memtable_bytes(), fan_in: FAN_IN.get() as u32, ..TreeOptions::default() };
     options.run.compression = match COMPRESSION.get() {
         Compression::None => options::Compression::None,
         Compression::Zstd => options::Compression::Zstd(COMPRESSION_LEVEL.get()),

@@ -133,6 +133,12 @@ impl Core {
         self.tree()?.rebuild_index()
     }
 
+    /// Builds the key index, as far as there is room for it. True: it covers every run.
+    pub fn index_all(&self) -> Result<bool> {
+        while self.index_one()? {}
+        Ok(self.tree()?.shared().coverage().complete)
+    }
+
     /// Looks at some more entries of the key index whose keys are deleted for everybody. False: no sweep is due.
     pub fn sweep_one(&self) -> Result<bool> {
         let _one = lock(&self.host.merging);
@@ -156,12 +162,18 @@ impl Core {
 
     pub fn metrics(&self) -> Metrics {
         let (host, counters) = (&self.host, &self.host.counters);
+        // SAFETY: lives until `drop`.
+        let shared = unsafe { self.shared.as_ref() };
+        let (tree, covered) = (&shared.counters, shared.coverage());
         Metrics {
             writes: get(&counters.writes),
             changes: get(&counters.changes),
             user_bytes: get(&counters.user_bytes),
             groups: get(&counters.groups),
             gets: get(&counters.gets),
+            runs_looked_into: get(&tree.runs_looked_into),
+            filter_probes: get(&tree.filter_probes),
+            filter_hits: get(&tree.filter_hits),
             log_bytes: get(&host.log.counters.bytes),
             log_frames: get(&host.log.counters.frames),
             log_syncs: get(&host.log.counters.syncs),
@@ -170,6 +182,11 @@ impl Core {
             meta_flips: get(&counters.meta_flips),
             flushes: get(&counters.flushes),
             merges: get(&counters.merges),
+            stale_dropped: get(&tree.stale_dropped),
+            index_keys: shared.index.len() as u64,
+            index_bytes: shared.index.bytes(),
+            index_complete: covered.complete,
+            indexed_from: covered.from.0,
             delays: get(&counters.delays),
             delayed: Duration::from_nanos(get(&counters.delayed_nanos)),
             stalls: get(&counters.stalls),

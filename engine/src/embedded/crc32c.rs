@@ -9,6 +9,7 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// Eight tables: table `n` advances a byte's remainder by `n` further zero bytes.
 const TABLES: [[u32; 256]; 8] = tables();
 
+#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
 const fn tables() -> [[u32; 256]; 8] {
     let mut tables = [[0u32; 256]; 8];
     let mut byte = 0;

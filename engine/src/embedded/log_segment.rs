@@ -18,6 +18,7 @@
 
 use super::crc32c;
 use super::fs::{File, Mapping};
+use crate::bytes::{get_varint, put_bytes, u32_at, u64_at, varint_len};
 use crate::error::{Error, Place, Result};
 use crate::mutation::{on, Mutation::I17TornTailBelieved};
 use crate::types::{L0Id, LogAddr};
@@ -37,6 +38,8 @@ const MARK: u32 = 1 << 31;
 pub const MAX_PAYLOAD: usize = (1 << 30) - 1;
 /// Longest segment; address space of this size is set aside for each.
 pub const MAX_SEGMENT: u64 = 4 << 30;
+/// No log has so many frames; the first is number 1.
+const MOST_FRAMES: u64 = 1 << 60;
 
 /// What a segment's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +74,9 @@ impl Header {
         }
         let word = |at| u64_at(bytes, at).unwrap_or(0);
         match u32_at(bytes, 12) {
+            Some(FORMAT) if !(1..=MOST_FRAMES).contains(&word(32)) || word(48) > MOST_FRAMES => {
+                Err(Error::structure(format!("a log segment that begins with frame {}", word(32))))
+            }
             Some(FORMAT) => Ok(Some(Header {
                 storage_id: word(16),
                 generation: L0Id(word(24)),
@@ -81,14 +87,6 @@ impl Header {
             found => Err(Error::Format { found: found.unwrap_or(0), known: FORMAT }),
         }
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..).and_then(|b| b.first_chunk()).map(|b| u32::from_le_bytes(*b))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..).and_then(|b| b.first_chunk()).map(|b| u64::from_le_bytes(*b))
 }
 
 /// What the checksums of a segment's frames begin with.
@@ -108,8 +106,7 @@ pub fn encode_frame(
     out.resize(if behind.is_some() { MARKED_FRAME } else { FRAME }, 0);
     let payload = out.len();
     for record in records {
-        put_length(record.len(), out);
-        out.extend_from_slice(record);
+        put_bytes(out, record);
     }
     let len = u32::try_from(out.len() - payload).ok().filter(|len| *len as usize <= MAX_PAYLOAD);
     let len = len.ok_or_else(|| Error::Invalid(format!("{} bytes in one batch", out.len() - payload)))?;
@@ -121,31 +118,16 @@ pub fn encode_frame(
     Ok(payload)
 }
 
-fn put_length(len: usize, out: &mut Vec<u8>) {
-    let mut rest = len;
-    while rest >= 0x80 {
-        out.push(rest as u8 | 0x80);
-        rest >>= 7;
-    }
-    out.push(rest as u8);
-}
-
 /// Bytes that a record of this length takes in a payload.
 pub fn stored_len(len: usize) -> usize {
-    let bits = usize::BITS - len.leading_zeros();
-    len + (bits.div_ceil(7)).max(1) as usize
+    len + varint_len(len as u64)
 }
 
 /// A record's length, and how many bytes tell it.
 fn get_length(bytes: &[u8]) -> Option<(usize, usize)> {
-    let mut len = 0usize;
-    for (at, byte) in bytes.iter().take(5).enumerate() {
-        len |= usize::from(byte & 0x7f) << (7 * at);
-        if byte & 0x80 == 0 {
-            return Some((len, at + 1));
-        }
-    }
-    None
+    let mut width = 0;
+    let len = get_varint(bytes, &mut width)?;
+    (len <= MAX_PAYLOAD as u64).then_some((len as usize, width))
 }
 
 /// A whole frame found in a segment.
@@ -384,6 +366,7 @@ impl Deref for LogRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bytes::put_varint;
 
     const HEAD: Header = Header {
         storage_id: 0x0102_0304_0506_0708,
@@ -502,7 +485,7 @@ mod tests {
     fn lengths_take_as_many_bytes_as_told() {
         for len in [0, 1, 127, 128, 300, 16383, 16384, 2_097_151, 2_097_152, MAX_PAYLOAD] {
             let mut out = Vec::new();
-            put_length(len, &mut out);
+            put_varint(&mut out, len as u64);
             assert_eq!(get_length(&out), Some((len, out.len())));
             assert_eq!(stored_len(len), len + out.len());
         }

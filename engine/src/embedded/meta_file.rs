@@ -16,7 +16,7 @@ use super::fs::{File, Fs};
 use super::health::{lock, Health};
 use crate::error::{Error, Result};
 use crate::page::PageBuf;
-use crate::types::{PageNo, HOST_HEADER, PAGE_SIZE};
+use crate::types::{PageNo, PAGE_SIZE};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -131,24 +131,13 @@ struct Slot {
 }
 
 fn write_slot(file: &dyn File, meta: &mut PageBuf, slot: u16, count: u64, storage_id: u64) -> std::io::Result<()> {
-    put(meta, 4, &slot.to_le_bytes());
-    put(meta, 6, &FILES_FORMAT.to_le_bytes());
-    put(meta, 8, &storage_id.to_le_bytes());
-    put(meta, 16, &count.to_le_bytes());
+    meta.put_host_bytes(4, &slot.to_le_bytes());
+    meta.put_host_bytes(6, &FILES_FORMAT.to_le_bytes());
+    meta.put_host_bytes(8, &storage_id.to_le_bytes());
+    meta.put_host_bytes(16, &count.to_le_bytes());
     let crc = crc32c::checksum(meta.0.get(4..).unwrap_or_default());
-    put(meta, 0, &crc.to_le_bytes());
+    meta.put_host_bytes(0, &crc.to_le_bytes());
     file.write_at(&meta.0, u64::from(slot) * PAGE_SIZE as u64)
-}
-
-fn put(page: &mut PageBuf, at: usize, bytes: &[u8]) {
-    debug_assert!(at + bytes.len() <= HOST_HEADER);
-    if let Some(room) = page.0.get_mut(at..at + bytes.len()) {
-        room.copy_from_slice(bytes);
-    }
-}
-
-fn get<const N: usize>(page: &PageBuf, at: usize) -> [u8; N] {
-    std::array::from_fn(|i| page.0.get(at + i).copied().unwrap_or(0))
 }
 
 /// The newest whole slot.
@@ -177,19 +166,19 @@ fn read_slot(file: &dyn File, path: &Path, slot: u16) -> Result<std::result::Res
     if got != PAGE_SIZE {
         return Ok(Err(format!("slot {slot} has {got} bytes")));
     }
-    let stored = u32::from_le_bytes(get(&page, 0));
+    let stored = u32::from_le_bytes(page.bytes_at(0));
     let found = crc32c::checksum(page.0.get(4..).unwrap_or_default());
     if stored != found {
         return Ok(Err(format!("slot {slot} has checksum {found:08x}, expected {stored:08x}")));
     }
-    let format = u16::from_le_bytes(get(&page, 6));
+    let format = u16::from_le_bytes(page.bytes_at(6));
     if format != FILES_FORMAT {
         return Err(Error::Format { found: u32::from(format), known: u32::from(FILES_FORMAT) });
     }
-    if u16::from_le_bytes(get(&page, 4)) != slot {
+    if u16::from_le_bytes(page.bytes_at(4)) != slot {
         return Ok(Err(format!("slot {slot} is a copy of another")));
     }
-    let (storage_id, count) = (u64::from_le_bytes(get(&page, 8)), u64::from_le_bytes(get(&page, 16)));
+    let (storage_id, count) = (u64::from_le_bytes(page.bytes_at(8)), u64::from_le_bytes(page.bytes_at(16)));
     Ok(Ok(Slot { slot, page, storage_id, count, agreed: false }))
 }
 
@@ -198,6 +187,7 @@ mod tests {
     use super::super::fs::tests::Scratch;
     use super::super::fs::RealFs;
     use super::*;
+    use crate::types::HOST_HEADER;
 
     fn page(byte: u8) -> PageBuf {
         let mut page = PageBuf::ZERO;
@@ -236,6 +226,20 @@ mod tests {
                 );
             }
         }
+    }
+
+    // Changing any of these bytes is a new format version.
+    #[test]
+    fn golden_slots() {
+        let dir = Scratch::new();
+        let meta = open(&dir).unwrap();
+        (0..2).for_each(|_| meta.flip(&mut page(5), 77, &Health::default()).unwrap());
+        let bytes = std::fs::read(dir.0.join(META_NAME)).unwrap();
+        let head = |at: usize| bytes[at..at + 28].iter().map(|b| format!("{b:02x}")).collect::<String>();
+        assert_eq!(bytes.len(), 2 * PAGE_SIZE);
+        let rest = "0100 4d00000000000000 0200000000000000 05050505".replace(' ', "");
+        assert_eq!(head(0), format!("173b49880000{rest}"));
+        assert_eq!(head(PAGE_SIZE), format!("df11c5d80100{rest}"));
     }
 
     #[test]

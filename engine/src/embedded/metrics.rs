@@ -13,6 +13,11 @@ pub struct Metrics {
     pub user_bytes: u64,
     pub groups: u64,
     pub gets: u64,
+    /// Runs that gets looked into.
+    pub runs_looked_into: u64,
+    /// Filters asked, for keys of which the index does not tell the run; and how many said that the run may hold the key.
+    pub filter_probes: u64,
+    pub filter_hits: u64,
     pub log_bytes: u64,
     pub log_frames: u64,
     pub log_syncs: u64,
@@ -21,6 +26,14 @@ pub struct Metrics {
     pub meta_flips: u64,
     pub flushes: u64,
     pub merges: u64,
+    /// Values that merges left out early, for a newer run holds a version that everybody sees.
+    pub stale_dropped: u64,
+    /// Keys in the key index, and the memory that they take.
+    pub index_keys: u64,
+    pub index_bytes: u64,
+    /// The key index covers every run; or the runs from this L0 id on.
+    pub index_complete: bool,
+    pub indexed_from: u64,
     /// Writers slowed, and for how long altogether.
     pub delays: u64,
     pub delayed: Duration,

@@ -18,6 +18,7 @@ mod commit;
 mod core;
 mod crc32c;
 pub mod fs;
+pub(crate) mod fuzz;
 mod health;
 mod host;
 mod iterator;

@@ -199,16 +199,16 @@ impl PageFile {
     }
 
     fn check(&self, page: PageNo, buf: &PageBuf) -> Result<()> {
-        let stored = u32::from_le_bytes(get(buf, 0));
+        let stored = u32::from_le_bytes(buf.bytes_at(0));
         let found = crc32c::checksum(buf.0.get(4..).unwrap_or_default());
         if stored != found {
             return Err(self.damage(page, 0, format!("checksum is {found:08x}, expected {stored:08x}")));
         }
-        let number = u32::from_le_bytes(get(buf, 4));
+        let number = u32::from_le_bytes(buf.bytes_at(4));
         if number != page.0 {
             return Err(self.damage(page, 4, format!("found page {number} in its place")));
         }
-        let (id, own) = (u64::from_le_bytes(get(buf, 8)), self.storage_id.load(Ordering::Acquire));
+        let (id, own) = (u64::from_le_bytes(buf.bytes_at(8)), self.storage_id.load(Ordering::Acquire));
         if id != own {
             return Err(self.damage(page, 8, format!("belongs to store {id:016x}, not {own:016x}")));
         }
@@ -297,21 +297,12 @@ fn offset_of(page: PageNo) -> u64 {
     u64::from(page.0) * PAGE_SIZE as u64
 }
 
-fn get<const N: usize>(page: &PageBuf, at: usize) -> [u8; N] {
-    std::array::from_fn(|i| page.0.get(at + i).copied().unwrap_or(0))
-}
-
 fn stamp(page: &mut PageBuf, number: u32, storage_id: u64) {
-    let mut put = |at: usize, bytes: &[u8]| {
-        if let Some(room) = page.0.get_mut(at..at + bytes.len()) {
-            room.copy_from_slice(bytes);
-        }
-    };
-    put(4, &number.to_le_bytes());
-    put(8, &storage_id.to_le_bytes());
-    put(16, &[0; 8]);
+    page.put_host_bytes(4, &number.to_le_bytes());
+    page.put_host_bytes(8, &storage_id.to_le_bytes());
+    page.put_host_bytes(16, &[0; 8]);
     let crc = crc32c::checksum(page.0.get(4..).unwrap_or_default());
-    page.0.iter_mut().zip(crc.to_le_bytes()).for_each(|(to, from)| *to = from);
+    page.put_host_bytes(0, &crc.to_le_bytes());
 }
 
 #[cfg(test)]
@@ -337,6 +328,19 @@ mod tests {
                 page
             })
             .collect()
+    }
+
+    // Changing any of these bytes is a new format version.
+    #[test]
+    fn golden_host_header() {
+        let mut page = PageBuf::ZERO;
+        page.init(PageKind::Data, ExtentSeq(3));
+        page.fill(&[7; 4]).unwrap();
+        stamp(&mut page, 9, 0x0102_0304_0506_0708);
+        let found: String = page.0.iter().take(48).map(|b| format!("{b:02x}")).collect();
+        let expected =
+            "345b7b6f 09000000 0807060504030201 0000000000000000 04010000 2c000000 0300000000000000 0707070700000000";
+        assert_eq!(found, expected.replace(' ', ""));
     }
 
     const BOTH: [Reads; 2] = [Reads::Mapped, Reads::Cached { bytes: 1 << 20 }];

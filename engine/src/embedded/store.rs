@@ -151,6 +151,11 @@ impl Store {
         Ok(())
     }
 
+    /// Waits until the key index covers every run, so that a get looks into one run at the most. False: it has no room for that.
+    pub fn wait_until_indexed(&self) -> Result<bool> {
+        self.core.index_all()
+    }
+
     /// Does one piece of work that a store without threads leaves to its caller. False: there is none of this kind.
     pub fn step(&self, task: Task) -> Result<bool> {
         step(&self.core, task)

@@ -110,6 +110,17 @@ fn boxed_words(key: &[u8], block: *const u8) -> [u64; 3] {
     [first, block.expose_provenance() as u64, (key.len() as u64) << 8 | BOXED]
 }
 
+/// For fuzzing: keys compare as their bytes do, and give them back. The first byte is the length of one, the rest the other.
+pub fn fuzz_key_order(bytes: &[u8]) {
+    let Some((length, rest)) = bytes.split_first() else { return };
+    let (a, b) = rest.split_at(usize::from(*length).min(rest.len()));
+    let (key, other) = (IndexKey::new(a), IndexKey::new(b));
+    assert_eq!(key.cmp(&other), a.cmp(b));
+    assert_eq!(Probe::new(a).cmp(&other), a.cmp(b));
+    assert_eq!(key.bytes(&mut no_space()), a);
+    assert_eq!(key.len(), a.len());
+}
+
 impl Drop for IndexKey {
     fn drop(&mut self) {
         if self.is_boxed() {

@@ -44,6 +44,7 @@ mod tests;
 mod write;
 
 pub use chunk::KeyChunk;
+pub use key::fuzz_key_order;
 pub use sweep::SweepCursor;
 
 use crate::error::{Consumer, Error};

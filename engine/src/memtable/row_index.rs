@@ -68,9 +68,9 @@ impl RowIndex {
     }
 }
 
+#[allow(clippy::indexing_slicing, reason = "a byte is always below the fan-out")]
 #[inline]
 fn entry(table: &Table, row: u32, shift: u32) -> &AtomicU32 {
-    // A byte is always below the fan-out.
     &table[usize::from((row >> shift) as u8)]
 }
 

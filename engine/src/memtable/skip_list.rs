@@ -93,28 +93,38 @@ impl SkipList {
         (self.height.load(Ordering::Relaxed) as usize).min(MAX_HEIGHT)
     }
 
+    /// Goes along a level, from a node before the place, until the next one is not: these two. `after` is where the level above
+    /// stopped.
+    ///
+    /// # Safety
+    /// `before` has this level.
+    #[inline(always)]
+    unsafe fn along(&self, level: usize, mut before: u32, after: u32, want: &Want<'_>) -> (u32, u32) {
+        loop {
+            // SAFETY: `before` was reached on this level or a higher one.
+            let next = unsafe { self.link(before, level) }.load(Ordering::Acquire);
+            if next == after {
+                return (before, after);
+            }
+            // The comparison waits for memory; if it says to go down, this is the node after that.
+            // SAFETY: as above.
+            unsafe { self.prefetch(before, level) };
+            // SAFETY: linked nodes are whole. (Only 0 is no node: the end.)
+            if next == 0 || !unsafe { self.node(next).is_before(want) } {
+                return (before, next);
+            }
+            before = next;
+        }
+    }
+
     /// The last node before the place (or the head) and the first one that is not (or 0), at one moment neighbours.
     pub(super) fn seek(&self, want: &Want<'_>) -> (u32, u32) {
         let mut before = self.head;
         // Where the level above stopped: no need to compare with that node again.
         let mut after = 0;
         for level in (0..self.levels()).rev() {
-            loop {
-                // SAFETY: `before` was reached on this level or a higher one.
-                let next = unsafe { self.link(before, level) }.load(Ordering::Acquire);
-                if next == after {
-                    break;
-                }
-                // The comparison waits for memory; if it says to go down, this is the node after that.
-                // SAFETY: as above.
-                unsafe { self.prefetch(before, level) };
-                // SAFETY: linked nodes are whole. (Only 0 is no node: the end.)
-                if next == 0 || !unsafe { self.node(next).is_before(want) } {
-                    after = next;
-                    break;
-                }
-                before = next;
-            }
+            // SAFETY: `before` was reached on a higher level, or is the head.
+            (before, after) = unsafe { self.along(level, before, after, want) };
         }
         (before, after)
     }
@@ -127,22 +137,8 @@ impl SkipList {
         let mut after = 0;
         let neighbours = path.before.iter_mut().zip(&mut path.after).enumerate();
         for (level, (to_before, to_after)) in neighbours.take(self.levels()).rev() {
-            loop {
-                // SAFETY: `before` was reached on this level or a higher one.
-                let next = unsafe { self.link(before, level) }.load(Ordering::Acquire);
-                if next == after {
-                    break;
-                }
-                // The comparison waits for memory; if it says to go down, this is the node after that.
-                // SAFETY: as above.
-                unsafe { self.prefetch(before, level) };
-                // SAFETY: linked nodes are whole.
-                if next == 0 || !unsafe { self.node(next).is_before(want) } {
-                    after = next;
-                    break;
-                }
-                before = next;
-            }
+            // SAFETY: `before` was reached on a higher level, or is the head.
+            (before, after) = unsafe { self.along(level, before, after, want) };
             *to_before = before;
             *to_after = after;
         }

@@ -1,19 +1,6 @@
 //! Checked reading of little-endian numbers and packed bits: `None` past the end, never a panic.
 
-#[inline]
-pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at + 2)?.first_chunk::<2>().map(|b| u16::from_le_bytes(*b))
-}
-
-#[inline]
-pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b))
-}
-
-#[inline]
-pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..at + 8)?.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
-}
+pub use crate::bytes::{u16_at, u32_at, u64_at};
 
 /// The first eight bytes, as a number that orders as they do.
 #[inline]

@@ -23,9 +23,9 @@
 //! The image is the contents of the page, or, with [`COMPRESSED`], its length (2 bytes) and a zstd frame of it are.
 
 use super::bytes::{narrow_at, put_narrow, shared_prefix, u16_at, u32_at, u64_at, width_of};
+use crate::bytes::{get_varint, put_varint, varint_len};
 use crate::error::{Error, Result};
 use crate::page::{CAPACITY, CONTENT};
-use crate::row::{get_varint, put_varint, varint_len};
 use crate::types::{Flags, Head, PageNo, RowId, RowRef, Writer};
 use std::cmp::Ordering;
 

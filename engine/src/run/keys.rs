@@ -10,9 +10,9 @@
 //! of the key in the run.
 
 use super::bytes::{shared_prefix, u16_at};
+use crate::bytes::{get_varint, put_varint, varint_len};
 use crate::error::{Error, Result};
 use crate::page::{CAPACITY, CONTENT};
-use crate::row::{get_varint, put_varint, varint_len};
 use crate::types::{PageNo, MAX_KEY};
 
 const TOMBSTONE: u64 = 1;

@@ -15,6 +15,7 @@ pub mod data;
 pub mod directory;
 pub mod fence;
 pub mod footer;
+pub(crate) mod fuzz;
 pub mod keys;
 mod pack;
 pub mod reader;

@@ -21,6 +21,7 @@ use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
 use crate::tree::sources::Sources;
+use crate::tree::stale::Stale;
 use crate::tree::value_write::ValueWriter;
 use crate::tree::version::{Edit, SuperVersion};
 use crate::tree::{Direction, Tree};
@@ -225,16 +226,24 @@ impl<H: Host> Tree<'_, H> {
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();
+        let all: u64 = view.runs.get(job.runs.clone()).unwrap_or_default().iter().map(|run| run.shape.rows).sum();
+        let mut stale = Stale::new(self, last_l0, all, horizon.oldest());
         let (mut row, mut key, mut rows) = (RowBuf::default(), Vec::new(), 0);
         while let Some(next) = sources.key(view) {
             key.clear();
             key.extend_from_slice(next);
             retention.next_key();
+            let stale_since = stale.since(&key);
             let (mut kept, mut may_be_older, mut dropped_newest) = (None, true, false);
             while let Some((head, settled)) = sources.with_head(view, |head, hint| (*head, hint.get())) {
                 let fate = fate_of(&mut horizon, &head, settled);
                 merged.in_progress |= fate == Fate::InProgress;
                 let keep = match retention.decide(&head, fate, &mut merged.superseded) {
+                    Keep::Yes if stale_since.is_some() && !head.flags.is_tombstone() => {
+                        merged.superseded = merged.superseded.max(stale_since);
+                        self.shared.counters.stale_dropped.fetch_add(1, Relaxed);
+                        false
+                    }
                     Keep::Yes => true,
                     Keep::No => false,
                     Keep::OverOlder => {
@@ -252,12 +261,14 @@ impl<H: Host> Tree<'_, H> {
                 rows += 1;
                 if rows % ROWS_A_PIECE == 0 {
                     self.host.merging(self)?;
+                    stale.renew();
                 }
                 if !sources.older(self, view)? {
                     break;
                 }
             }
-            if dropped_newest {
+            // A stale key's entry names a run outside of the merge, and is right.
+            if dropped_newest && stale_since.is_none() {
                 merged.changed.push(Changed { key: key.clone(), kept, may_be_older });
             }
         }

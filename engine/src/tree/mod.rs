@@ -7,6 +7,7 @@
 //! | `write`, `read`, `scan` | what statements do |
 //! | `flush`, `compact`, `indexing` | what happens in the background |
 //! | `retention`, `pick` | their decisions, pure |
+//! | `stale` | values that a merge drops early, for the key index knows a newer version |
 //! | `sources`, `guide` | the two ways of a scan |
 //! | `ledger` | extents and flips: how the manifest changes |
 //! | `value_log`, `value_write`, `value_space` | large bodies: reading, writing, what becomes of their extents |
@@ -18,6 +19,8 @@ mod flush;
 mod follow;
 mod guide;
 mod indexing;
+#[cfg(test)]
+mod interleaved;
 mod latched;
 mod ledger;
 mod load;
@@ -29,6 +32,7 @@ mod retention;
 mod scan;
 mod shared;
 mod sources;
+mod stale;
 mod value_log;
 mod value_space;
 #[cfg(test)]
@@ -39,8 +43,8 @@ mod write;
 
 pub use follow::{Holder, Next};
 pub use scan::Cursor;
-pub use shared::{Counters, Shared};
-pub use value_log::{LargeValue, MAX_VALUE};
+pub use shared::{Counters, Coverage, Shared};
+pub use value_log::{fuzz_value, LargeValue, MAX_VALUE};
 pub use version::{unpin_by_force, SuperVersion};
 pub use write::MOST_STRIPED;
 

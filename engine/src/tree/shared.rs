@@ -130,6 +130,8 @@ pub struct Counters {
     pub flushed_pages: AtomicU64,
     pub compactions: AtomicU64,
     pub compacted_pages: AtomicU64,
+    /// Values that merges left out because a newer run outside of them holds a version that everybody sees.
+    pub stale_dropped: AtomicU64,
     pub stalls: AtomicU64,
     pub gets: AtomicU64,
     pub runs_looked_into: AtomicU64,
@@ -148,6 +150,14 @@ impl Counters {
     pub(super) fn dropped(&self, rows: u64) {
         let _ = self.rows_replaced.fetch_update(Relaxed, Relaxed, |replaced| Some(replaced.saturating_sub(rows)));
     }
+}
+
+/// Which runs the key index covers: those that begin at an L0 id or above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    pub from: L0Id,
+    /// These are all.
+    pub complete: bool,
 }
 
 impl<H: Host> Shared<H> {
@@ -307,6 +317,13 @@ impl<H: Host> Shared<H> {
             return view.first_unindexed(view.indexed_from);
         }
         view.first_unindexed(view.indexed_from.max(L0Id(self.evicted_below.load(SeqCst))))
+    }
+
+    /// Which runs the key index covers now.
+    pub fn coverage(&self) -> Coverage {
+        let view = self.current.pin::<H>();
+        let complete = view.first_unindexed(view.indexed_from) == view.runs.len();
+        Coverage { from: view.indexed_from, complete }
     }
 
     /// Whether a key must be in the run that the index names. To be asked after the index was read.

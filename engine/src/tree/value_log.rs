@@ -26,11 +26,12 @@
 
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::page::{PageKind, CAPACITY, CONTENT};
+use crate::page::{PageBuf, PageKind, CAPACITY, CONTENT};
 use crate::row::ValuePointer;
 use crate::tree::version::Pinned;
 use crate::tree::{Found, Hint, Tree};
 use crate::types::{Flags, Head, PageNo, RowBuf, RowId, Verdict, PAGE_SIZE};
+use std::ops::{Deref, Range};
 
 /// Most bytes of a body.
 pub const MAX_VALUE: usize = 1 << 30;
@@ -131,31 +132,64 @@ impl<H: Host> Tree<'_, H> {
     pub(super) fn for_each_piece(
         &self,
         pointer: &ValuePointer,
-        range: std::ops::Range<u64>,
-        mut see: impl FnMut(&[u8]) -> Result<()>,
+        range: Range<u64>,
+        see: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let offset = usize::from(pointer.offset);
-        if !(CONTENT..PAGE_SIZE).contains(&offset) || pointer.length > MAX_VALUE as u64 || range.end > pointer.length {
-            return Err(Error::structure(format!("{pointer:?} points to no value")));
+        for_each_piece(|no| self.host.read_page(no), pointer, range, see)
+    }
+}
+
+fn for_each_piece<P: Deref<Target = PageBuf>>(
+    read: impl Fn(PageNo) -> Result<P>,
+    pointer: &ValuePointer,
+    range: Range<u64>,
+    mut see: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let offset = usize::from(pointer.offset);
+    if !(CONTENT..PAGE_SIZE).contains(&offset) || pointer.length > MAX_VALUE as u64 || range.end > pointer.length {
+        return Err(Error::structure(format!("{pointer:?} points to no value")));
+    }
+    let mut left = range.end.saturating_sub(range.start) as usize;
+    let from = (offset - CONTENT) as u64 + range.start;
+    let (mut index, mut at) = ((from / CAPACITY as u64) as u32, (from % CAPACITY as u64) as usize);
+    while left > 0 {
+        let no = pointer.start.0.checked_add(index).map(PageNo);
+        let no = no.ok_or_else(|| Error::structure(format!("{pointer:?} leads past the last page")))?;
+        let page = read(no)?;
+        let contents = page.expect(no, PageKind::Value, pointer.seq)?;
+        let length = left.min(CAPACITY - at);
+        let piece = contents.get(at..at + length).ok_or_else(|| {
+            Error::page(no, CONTENT + contents.len(), format!("a value should go on for {length} bytes from {at}"))
+        })?;
+        see(piece)?;
+        left -= length;
+        index += 1;
+        at = 0;
+    }
+    Ok(())
+}
+
+/// For fuzzing: a pointer, and the pages that follow the one it points to.
+pub fn fuzz_value(bytes: &[u8]) {
+    let Some((pointer, pages)) = bytes.split_at_checked(ValuePointer::ENCODED) else { return };
+    let Ok(pointer) = ValuePointer::decode(pointer) else { return };
+    let read = |no: PageNo| {
+        let at = no.0.wrapping_sub(pointer.start.0) as usize;
+        let bytes = pages.chunks(PAGE_SIZE).nth(at).ok_or_else(|| Error::page(no, 0, "past the end"))?;
+        let mut page = PageBuf::boxed();
+        page.0.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        Ok(page)
+    };
+    let middle = pointer.length / 2..pointer.length;
+    for range in [0..pointer.length, middle] {
+        let (wanted, mut found) = (range.end - range.start, 0);
+        let count = |piece: &[u8]| {
+            found += piece.len() as u64;
+            Ok(())
+        };
+        if for_each_piece(read, &pointer, range, count).is_ok() {
+            assert_eq!(found, wanted);
         }
-        let mut left = range.end.saturating_sub(range.start) as usize;
-        let from = (offset - CONTENT) as u64 + range.start;
-        let (mut index, mut at) = ((from / CAPACITY as u64) as u32, (from % CAPACITY as u64) as usize);
-        while left > 0 {
-            let no = pointer.start.0.checked_add(index).map(PageNo);
-            let no = no.ok_or_else(|| Error::structure(format!("{pointer:?} leads past the last page")))?;
-            let page = self.host.read_page(no)?;
-            let contents = page.expect(no, PageKind::Value, pointer.seq)?;
-            let length = left.min(CAPACITY - at);
-            let piece = contents.get(at..at + length).ok_or_else(|| {
-                Error::page(no, CONTENT + contents.len(), format!("a value should go on for {length} bytes from {at}"))
-            })?;
-            see(piece)?;
-            left -= length;
-            index += 1;
-            at = 0;
-        }
-        Ok(())
     }
 }
 

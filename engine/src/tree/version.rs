@@ -8,13 +8,15 @@
 
 use crate::error::Result;
 use crate::host::Host;
+use crate::interleave::{AtomicPtr, AtomicU32};
 use crate::manifest::RunDesc;
 use crate::memtable::Memtable;
+use crate::mutation::{on, Mutation::*};
 use crate::run_map::RunMap;
 use crate::tree::shared::Owner;
 use crate::types::L0Id;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 
 /// A memtable and what flushing it will take.
@@ -92,7 +94,7 @@ impl SuperVersion {
     }
 
     pub fn is_pinned(&self) -> bool {
-        self.pins.load(SeqCst) > 0
+        self.pins.load(SeqCst) > 0 && !on(PinnedFreed)
     }
 
     /// Whether a reader of this superversion may look into what `owner` owned.
@@ -135,7 +137,7 @@ impl Current {
             // epoch is pinned here.
             let pins = unsafe { &(*version).pins };
             pins.fetch_add(1, SeqCst);
-            if self.0.load(SeqCst) == version {
+            if self.0.load(SeqCst) == version || on(PinNotRechecked) {
                 H::note_pin(version, true);
                 return Pinned { version, host: std::marker::PhantomData };
             }
@@ -182,7 +184,8 @@ impl Deref for Retired {
 impl Retired {
     /// Frees it when every process that may be about to look at its count has gone on.
     pub fn free(self) {
-        debug_assert!(!self.is_pinned());
+        // Its count may be above zero again for a moment: somebody who loaded the pointer before counts himself, looks, and
+        // goes.
         let version = self.0;
         let epoch = loosekv_shm::epoch::pin();
         // SAFETY: not current any more and not pinned, so nobody can begin to use it; the collector waits for those

@@ -8,9 +8,7 @@ use crate::host::Budgets;
 use crate::mutation::Pause;
 use crate::tree::{Direction, Tree};
 use crate::types::{RowRef, Verdict, Writer};
-use std::cell::RefCell;
 use std::ops::Bound;
-use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Every key, every live row, both directions, for whoever looks now.
@@ -61,7 +59,7 @@ pub(super) fn power_failure(tree: &Tree<'_, TestHost>, at: Pause) {
         image.crash();
         image
     };
-    let host = TestHost { world: Rc::new(RefCell::new(image)), budgets: Rc::new(unlimited()) };
+    let host = TestHost::new(image);
     let shared = Tree::load(&host, &tree.shared().options).unwrap_or_else(|e| panic!("power failed at {at:?}: {e}"));
     let after = Tree::new(&shared, host);
     everything(&after);

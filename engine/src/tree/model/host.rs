@@ -1,7 +1,7 @@
 //! The model's host: pages and logs in memory, faults on demand, and something else done whenever the engine pauses.
 
-use super::steps;
 use super::world::World;
+use super::{check, steps};
 use crate::error::{Error, Result};
 use crate::host::{Budgets, Flip, Horizon, Host};
 use crate::manifest::Manifest;
@@ -19,6 +19,19 @@ use std::rc::Rc;
 pub(in crate::tree) struct TestHost {
     pub world: Rc<RefCell<World>>,
     pub budgets: Rc<Budgets>,
+}
+
+impl TestHost {
+    pub fn new(world: World) -> TestHost {
+        TestHost { world: Rc::new(RefCell::new(world)), budgets: Rc::new(check::unlimited()) }
+    }
+
+    pub fn log(&self, generation: L0Id, records: &[&[u8]], link: &mut dyn FnMut(usize, LogAddr)) {
+        for (at, record) in records.iter().enumerate() {
+            let addr = self.world.borrow_mut().log(generation, record);
+            link(at, addr);
+        }
+    }
 }
 
 pub(in crate::tree) struct Owned<T: ?Sized>(Box<T>);
@@ -106,10 +119,7 @@ impl Host for TestHost {
         link: &mut dyn FnMut(usize, LogAddr),
     ) -> Result<()> {
         self.world.borrow_mut().fault("append")?;
-        for (at, record) in records.iter().enumerate() {
-            let addr = self.world.borrow_mut().log(generation, record);
-            link(at, addr);
-        }
+        self.log(generation, records, link);
         Ok(())
     }
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<Owned<[u8]>> {

@@ -15,11 +15,13 @@
 //! | `host` | the host over it |
 //! | `steps` | what is done, each step with its check |
 //! | `check` | what must be true at rest and after a crash |
+//! | `scenarios` | situations that chance seldom brings about, step by step |
 //! | `mutations` | the proof that all this notices when an invariant is broken |
 
 mod check;
 mod host;
 mod mutations;
+mod scenarios;
 mod steps;
 mod world;
 
@@ -28,13 +30,11 @@ use crate::key_index::SweepCursor;
 use crate::options::{Compression, TreeOptions};
 use crate::row::encode_record;
 use crate::types::*;
-pub(super) use host::TestHost;
-use std::cell::RefCell;
+pub(super) use host::{TestHorizon, TestHost};
 use std::ops::Bound;
-use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
-pub(super) use world::World;
-use world::{above, below, Snapshot};
+use world::{above, below};
+pub(super) use world::{Snapshot, World};
 
 struct OpenCursor {
     cursor: Cursor<TestHost>,
@@ -91,7 +91,7 @@ impl Run {
             world.restless = 3;
             world.mortal = 1;
         }
-        let host = TestHost { world: Rc::new(RefCell::new(world)), budgets: Rc::new(check::unlimited()) };
+        let host = TestHost::new(world);
         Tree::create(&host, seed).unwrap();
         let shared = Tree::load(&host, &options).unwrap();
         let follower = Tree::load(&host, &options).unwrap();
@@ -127,17 +127,24 @@ impl Run {
             940..=957 => steps::merge(&tree),
             958..=959 => steps::settle(&tree),
             960..=971 => drop(steps::rebuild(&tree)),
-            972..=979 => {
-                let mut sweep = std::mem::take(&mut self.sweep);
-                steps::sweep(&self.tree(), &mut sweep);
-                self.sweep = if sweep.is_done() { SweepCursor::new() } else { sweep };
-            }
+            972..=979 => self.sweep(),
             980..=985 => self.change_budget(),
             986..=987 => self.crash(),
             988..=992 => check::space(&tree),
             993..=996 => self.follow(),
             _ => steps::rows(&tree),
         }
+    }
+
+    /// A piece of a sweep, or all of one.
+    fn sweep(&mut self) {
+        let whole = self.below(3) == 0;
+        let mut sweep = std::mem::take(&mut self.sweep);
+        steps::sweep(&self.tree(), &mut sweep);
+        for _ in 0..if whole { 20 } else { 0 } {
+            steps::sweep(&self.tree(), &mut sweep);
+        }
+        self.sweep = if sweep.is_done() { SweepCursor::new() } else { sweep };
     }
 
     fn catch_up(&self) {
@@ -162,13 +169,15 @@ impl Run {
         (world.faults.percent, world.restless, world.mortal) = (percent, restless, mortal);
     }
 
-    /// More memory for the key index, or less than it takes now.
+    /// More memory for the key index, or less than it takes now, or about as much.
     fn change_budget(&self) {
-        let limit = match self.below(4) {
+        let budget = &self.host.budgets.key_index;
+        let limit = match self.below(6) {
             0 => self.below(100) * 64,
+            1 | 2 => (budget.used.load(Relaxed) + self.below(400)).saturating_sub(200),
             _ => u64::MAX,
         };
-        self.host.budgets.key_index.limit.store(limit, Relaxed);
+        budget.limit.store(limit, Relaxed);
     }
 
     /// Opens a cursor that stays open over other steps, or moves one.

@@ -84,8 +84,24 @@ fn maintain<R>(tree: &T<'_>, what: &str, work: impl FnOnce() -> Result<R>) -> Op
 }
 
 pub(super) fn merge(tree: &T<'_>) {
+    if world(tree).random.chance(20) {
+        return merge_some(tree);
+    }
     let force = world(tree).random.chance(25);
     maintain(tree, "merge", || tree.compact_one(force));
+}
+
+/// Merges any neighbours, whether they are due or not.
+fn merge_some(tree: &T<'_>) {
+    let job = || {
+        let view = tree.pin();
+        let Some(last) = view.runs.len().checked_sub(1) else { return Ok(()) };
+        let from = world_below(tree, last as u64 + 1) as usize;
+        let until = (from + 1 + world_below(tree, 3) as usize).min(last + 1);
+        let level = view.runs[until - 1].level.max(1);
+        tree.do_job(&view, &crate::tree::pick::Job { runs: from..until, level })
+    };
+    maintain(tree, "merge of some", job);
 }
 
 pub(super) fn settle(tree: &T<'_>) {

@@ -1,0 +1,165 @@
+//! Makes the seeds of the fuzz corpus: pages, files and records that real stores have written.
+//!
+//! `cargo run -p loosekv-engine --example fuzz_seeds` writes them to `engine/fuzz/corpus`, beside what stands there.
+
+use loosekv_engine::embedded::{Background, Options, Store};
+use loosekv_engine::options::{Compression, RunOptions, TreeOptions};
+use loosekv_engine::page::{PageBuf, PageKind, CONTENT};
+use loosekv_engine::row::{encode_record, ValuePointer};
+use loosekv_engine::types::*;
+use std::fs;
+use std::io::Result;
+use std::path::{Path, PathBuf};
+
+fn main() -> Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let seeds = Seeds { corpus };
+    let plain = RunOptions::default();
+    let stores = [
+        ("plain", plain, 0),
+        ("bare", RunOptions { filter_bits: 0, key_pages: false, ..plain }, 0),
+        ("zstd", RunOptions { compression: Compression::Zstd(3), ..plain }, 0),
+        ("large", plain, 512),
+    ];
+    for (name, run, value_log_threshold) in stores {
+        seeds.of_store(name, TreeOptions { run, value_log_threshold, fan_in: 3, ..TreeOptions::default() })?;
+    }
+    seeds.records()?;
+    seeds.put("options", "all", b"compression = zstd:3\nmemtable_bytes=8 MB\nfan_in = 4\nkey_pages=off\n")?;
+    seeds.put("key_order", "inline", b"\x05abcdeabcdf")?;
+    seeds.put("key_order", "long", b"\x1eabcdefghijklmnopqrstuvwxyz0123abcdefghijklmnopqrstuvwxyz01234")
+}
+
+struct Seeds {
+    corpus: PathBuf,
+}
+
+impl Seeds {
+    fn put(&self, target: &str, name: &str, bytes: &[u8]) -> Result<()> {
+        let dir = self.corpus.join(target);
+        fs::create_dir_all(&dir)?;
+        fs::write(dir.join(name), bytes)
+    }
+
+    /// What a small store leaves in its files.
+    fn of_store(&self, name: &str, tree: TreeOptions) -> Result<()> {
+        let dir = std::env::temp_dir().join(format!("loosekv-seeds-{}-{name}", std::process::id()));
+        let tree = TreeOptions { max_frozen: 6, ..tree };
+        let options = Options {
+            tree,
+            log_chunk: 4096,
+            background: Background::Caller,
+            flush_on_close: false,
+            ..Options::default()
+        };
+        let store = Store::open(&dir, &options).map_err(std::io::Error::other)?;
+        for round in 0..3u64 {
+            for n in 0..150u64 {
+                let key = match n % 3 {
+                    0 => format!("key {n:06}").into_bytes(),
+                    1 => vec![b'k'; 1 + n as usize],
+                    _ => n.to_be_bytes().to_vec(),
+                };
+                let length = (n * 37 % 200 + if n % 40 == 7 { 1500 } else { 0 }) as usize;
+                let done = match (n + round) % 7 {
+                    0 => store.delete(&key),
+                    _ => store.put(&key, &vec![b'a' + (n % 23) as u8; length]),
+                };
+                done.map_err(std::io::Error::other)?;
+            }
+            if round < 2 {
+                store.flush().map_err(std::io::Error::other)?;
+            }
+        }
+        store.close().map_err(std::io::Error::other)?;
+        let mut kinds = std::collections::BTreeMap::<String, usize>::new();
+        let pages = pages_of(&fs::read(dir.join("pages.lkv"))?);
+        for page in &pages {
+            let Some(kind) = page.kind() else { continue };
+            let contents = page.0.get(CONTENT..page.used()).unwrap_or_default();
+            let with_key = |key: &[u8]| [&[key.len() as u8], key, contents].concat();
+            let (target, bytes) = match kind {
+                PageKind::Data if page.flags() & 1 != 0 => ("data_page_zstd", contents.to_vec()),
+                PageKind::Data => ("data_page", with_key(b"key 000030")),
+                PageKind::Fence => ("fence_page", with_key(b"key 000030")),
+                PageKind::Filter => ("filter_page", contents.to_vec()),
+                PageKind::Directory => ("directory_page", contents.to_vec()),
+                PageKind::Keys => ("keys_page", contents.to_vec()),
+                PageKind::Footer => ("footer_page", contents.to_vec()),
+                PageKind::Manifest => ("manifest_body", contents.to_vec()),
+                PageKind::Value => ("value_pages", value(page)),
+                PageKind::Meta | PageKind::Log => continue,
+            };
+            let count = kinds.entry(target.to_string()).or_default();
+            *count += 1;
+            if *count <= 2 {
+                self.put(target, &format!("{name}-{count}"), &bytes)?;
+            }
+            if *count == 1 {
+                self.put("page_head", &format!("{name}-{target}"), page.0.get(..64).unwrap_or_default())?;
+            }
+        }
+        for (at, run) in runs_of(&pages).into_iter().enumerate().take(2) {
+            self.put("run", &format!("{name}-{at}"), &run)?;
+        }
+        for entry in fs::read_dir(&dir)? {
+            let path = entry?.path();
+            let bytes = fs::read(&path)?;
+            match path.file_name().and_then(|n| n.to_str()) {
+                Some("meta.lkv") => {
+                    self.put("meta_file", name, &bytes)?;
+                    let meta = pages_of(&bytes);
+                    let contents = meta.first().and_then(|page| page.0.get(CONTENT..page.used()));
+                    self.put("meta_page", name, contents.unwrap_or_default())?;
+                }
+                Some(log) if log.starts_with("log-") => {
+                    // A part is enough, and its end is torn.
+                    self.put("log_segment", name, bytes.get(..6000).unwrap_or(&bytes))?;
+                }
+                _ => {}
+            }
+        }
+        fs::remove_dir_all(&dir)
+    }
+
+    fn records(&self) -> Result<()> {
+        let all =
+            Head { row_id: RowId(1 << 33), writer: Writer(1 << 50), command: 7, flags: Flags(31), incarnation: 9 };
+        for (name, head, body) in [("small", Head::default(), &b"body"[..]), ("full", all, &[b'x'; 300])] {
+            let mut out = Vec::new();
+            encode_record(&RowRef { key: b"a key", head, body }, &mut out);
+            self.put("record", name, &out)?;
+        }
+        let pointer = ValuePointer { start: PageNo(7), offset: 40, seq: ExtentSeq(9), length: 12_345 };
+        self.put("record", "pointer", &pointer.encode())
+    }
+}
+
+fn pages_of(bytes: &[u8]) -> Vec<PageBuf> {
+    let page = |chunk: &[u8]| {
+        let mut page = PageBuf::ZERO;
+        page.0.iter_mut().zip(chunk).for_each(|(to, from)| *to = *from);
+        page
+    };
+    bytes.chunks(PAGE_SIZE).map(page).collect()
+}
+
+/// The page, behind a pointer to a value on it.
+fn value(page: &PageBuf) -> Vec<u8> {
+    let length = (page.used() - CONTENT) as u64 / 2;
+    let pointer = ValuePointer { start: PageNo(3), offset: CONTENT as u16 + 100, seq: page.seq(), length };
+    [&pointer.encode()[..], &page.0].concat()
+}
+
+/// Runs of up to sixteen pages: those of one extent, up to a footer.
+fn runs_of(pages: &[PageBuf]) -> Vec<Vec<u8>> {
+    let mut runs = Vec::new();
+    for (end, footer) in pages.iter().enumerate().filter(|(_, page)| page.kind() == Some(PageKind::Footer)) {
+        let from = pages.iter().take(end).rposition(|page| page.seq() != footer.seq()).map_or(0, |at| at + 1);
+        let run = pages.get(from..end + 1).unwrap_or_default();
+        if run.len() <= 16 {
+            runs.push(run.iter().flat_map(|page| page.0).collect());
+        }
+    }
+    runs
+}

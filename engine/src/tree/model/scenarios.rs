@@ -1,0 +1,107 @@
+//! Situations that chance seldom brings about, step by step.
+
+use super::check;
+use super::world::Snapshot;
+use super::{Run, SweepCursor, Trouble};
+use crate::tree::{pick, NewRow};
+use crate::types::*;
+use std::sync::atomic::Ordering::Relaxed;
+
+type Rows<'r> = &'r [(&'r [u8], Option<&'r [u8]>)];
+
+/// A run without trouble and with room for every key in the index.
+fn calm() -> Run {
+    let run = Run::new(3, Trouble::Calm);
+    run.host.budgets.key_index.limit.store(u64::MAX, Relaxed);
+    run
+}
+
+impl Run {
+    /// These rows by one writer, who commits; then they are flushed. No body: a tombstone.
+    fn flush(&self, writer: u64, rows: Rows<'_>) {
+        {
+            let mut world = self.host.world.borrow_mut();
+            world.fates.insert(writer, Fate::Committed);
+            world.next_writer = writer + 1;
+        }
+        let tree = self.tree();
+        for (key, body) in rows {
+            let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
+            let (body, writer) = (body.unwrap_or_default(), Writer(writer));
+            let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
+            assert_eq!(tree.append(&[row]).unwrap().written, 1);
+        }
+        tree.rotate().unwrap();
+        assert!(tree.flush_one().unwrap());
+    }
+
+    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+        let mut out = RowBuf::default();
+        let found = self.tree().find(key, |_, _| Verdict::Take, &mut out).unwrap();
+        (found.taken && !out.head.flags.is_tombstone()).then_some(out.body)
+    }
+}
+
+/// A deleted key, whose tombstone's entry has left the index, stays deleted when an older run that holds a value of it leaves the
+/// index, too, and when it comes back.
+pub(super) fn purged_tombstones_stay_in_force() {
+    let run = calm();
+    let tree = run.tree();
+    run.flush(1, &[(b"a", Some(b"a1")), (b"b", Some(b"b1"))]);
+    run.flush(2, &[(b"a", None), (b"c", Some(b"c2"))]);
+    let (mut sweep, mut purged) = (SweepCursor::new(), 0);
+    while !sweep.is_done() {
+        purged += tree.sweep_tombstones(&mut sweep);
+    }
+    assert_eq!((purged, tree.shared().index.get(b"a")), (1, None));
+    assert_eq!(run.get(b"a"), None);
+    // There is no room for one key more: the oldest run makes it.
+    let budget = &run.host.budgets.key_index;
+    budget.limit.store(budget.used.load(Relaxed), Relaxed);
+    run.flush(3, &[(b"d", Some(b"d3"))]);
+    assert_eq!(tree.shared().coverage().from, L0Id(2));
+    assert_eq!(run.get(b"a"), None, "an older run is looked into though its tombstone is newer");
+    assert_eq!(run.get(b"b").as_deref(), Some(&b"b1"[..]));
+    budget.limit.store(u64::MAX, Relaxed);
+    while tree.rebuild_index().unwrap() {}
+    assert!(tree.shared().coverage().complete);
+    assert_eq!(run.get(b"a"), None, "the index names a run that is older than the tombstone");
+    for (key, body) in [(b"b", b"b1"), (b"c", b"c2"), (b"d", b"d3")] {
+        assert_eq!(run.get(key).as_deref(), Some(&body[..]));
+    }
+}
+
+#[test]
+fn purged_tombstones_stay_in_force_when_older_runs_leave_the_index() {
+    purged_tombstones_stay_in_force();
+}
+
+/// A merge of older runs leaves out the values that a newer run has made stale, unless somebody still sees them, and never a
+/// tombstone.
+pub(super) fn stale_values_are_dropped_early() {
+    let run = calm();
+    let tree = run.tree();
+    let merge = |runs| tree.do_job(&tree.pin(), &pick::Job { runs, level: 1 }).unwrap();
+    let rows = || tree.pin().runs.iter().map(|run| run.shape.rows).collect::<Vec<_>>();
+    run.flush(1, &[(b"a", Some(b"a1")), (b"b", Some(b"b1")), (b"c", Some(b"c1"))]);
+    run.flush(2, &[(b"a", Some(b"a2")), (b"b", None), (b"c", Some(b"c2"))]);
+    let held = run.host.world.borrow_mut().hold(Snapshot { before: 3, running: vec![], own: None });
+    run.flush(3, &[(b"a", Some(b"a3")), (b"b", Some(b"b3")), (b"c", None)]);
+    merge(1..2);
+    assert_eq!(rows(), [3, 3, 3], "a snapshot sees them");
+    run.host.world.borrow_mut().snapshots.remove(&held);
+    merge(1..2);
+    assert_eq!(rows(), [3, 1, 3], "the tombstone stays");
+    merge(2..3);
+    assert_eq!(rows(), [3, 1], "nothing is left of the oldest run");
+    assert_eq!(tree.shared().counters.stale_dropped.load(Relaxed), 5);
+    for (key, body) in [(b"a", Some(b"a3")), (b"b", Some(b"b3")), (b"c", None)] {
+        assert_eq!(run.get(key).as_deref(), body.map(|body| &body[..]));
+    }
+    check::space_at_rest(&tree);
+}
+
+#[test]
+fn stale_values_are_dropped_early_unless_somebody_sees_them() {
+    stale_values_are_dropped_early();
+}

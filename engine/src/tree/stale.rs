@@ -1,0 +1,70 @@
+//! Stale values: what a merge need not carry on, for a newer run outside of it holds a version of the key that everybody
+//! sees (I10).
+//!
+//! ```text
+//! key -> key index -> a run that is newer than all that are merged -> settled, and all its writers are seen by all?
+//!                                                                      then no snapshot looks further down for this key
+//! ```
+//!
+//! One look-up in memory decides, no page is read. The index does not tell who wrote the version that it names, so a run
+//! counts as a whole. Runs that flushes add while a long merge goes on count, too: the view is renewed every now and then.
+//!
+//! Never a tombstone: whether it may go is for retention to say, which looks whether an older run may hold the key (I9).
+
+use crate::host::Host;
+use crate::manifest::RunDesc;
+use crate::mutation::{on, Mutation::I10NotSeenByAll};
+use crate::tree::version::Pinned;
+use crate::tree::Tree;
+use crate::types::{L0Id, Writer};
+
+/// Keys are looked up only if the newer runs have at least this part of the merge's rows: else there is little to drop.
+const LEAST_PART: u64 = if cfg!(test) { u64::MAX } else { 16 };
+
+pub(super) struct Stale<'t, 'a, H: Host> {
+    tree: &'t Tree<'a, H>,
+    /// The newest generation in the merge, and how many rows it has.
+    last_l0: L0Id,
+    rows: u64,
+    /// Committed writers below this one are seen by all.
+    oldest: Writer,
+    view: Pinned<H>,
+    worthwhile: bool,
+}
+
+impl<'t, 'a, H: Host> Stale<'t, 'a, H> {
+    pub fn new(tree: &'t Tree<'a, H>, last_l0: L0Id, rows: u64, oldest: Writer) -> Self {
+        let mut stale = Stale { tree, last_l0, rows, oldest, view: tree.pin(), worthwhile: false };
+        stale.renew();
+        stale
+    }
+
+    /// Takes note of the runs that have come since.
+    pub fn renew(&mut self) {
+        self.view = self.tree.pin();
+        let newer = self.view.runs.iter().filter(|run| run.first_l0 > self.last_l0 && self.is_seen(run));
+        let rows: u64 = newer.map(|run| run.shape.rows).sum();
+        self.worthwhile = rows > 0 && rows.saturating_mul(LEAST_PART) >= self.rows;
+    }
+
+    /// Whether everybody sees all that is in this run.
+    fn is_seen(&self, run: &RunDesc) -> bool {
+        run.settled && run.shape.max_writer < self.oldest || on(I10NotSeenByAll)
+    }
+
+    /// A writer not older than the one that made the merge's values of this key stale; `None`: they are not.
+    pub fn since(&self, key: &[u8]) -> Option<Writer> {
+        if !self.worthwhile {
+            return None;
+        }
+        let entry = self.tree.shared.index.get(key)?;
+        if entry.l0 <= self.last_l0 || entry.l0 > self.view.flushed {
+            return None;
+        }
+        let at = self.view.run_of(entry.l0)?;
+        // What the index says of runs that it does not cover, or no longer to the point, may be out of date.
+        let certain = at < self.tree.shared.first_unindexed(&self.view) && self.tree.shared.is_exact(&self.view);
+        let run = self.view.runs.get(at).filter(|run| certain && self.is_seen(run))?;
+        Some(run.shape.max_writer)
+    }
+}
