@@ -145,7 +145,9 @@ impl PageBuf {
     pub fn copy(&self, spare: Option<Box<PageBuf>>) -> Box<PageBuf> {
         let mut copy = spare.unwrap_or_else(PageBuf::boxed);
         let used = self.used().min(PAGE_SIZE);
-        copy.0[..used].copy_from_slice(&self.0[..used]);
+        if let (Some(to), Some(from)) = (copy.0.get_mut(..used), self.0.get(..used)) {
+            to.copy_from_slice(from);
+        }
         copy
     }
 

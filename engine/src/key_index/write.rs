@@ -26,6 +26,7 @@ const NODE_BASE: usize = 8 + std::mem::size_of::<IndexKey>() + 8;
 const TALLEST: usize = 32;
 
 /// What the directory may take for a node, and the garbage that is put aside meanwhile.
+#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
 const NODE_NEEDS: Needs = {
     let mut sizes = [0; TALLEST];
     let mut height = 0;
