@@ -87,9 +87,9 @@ impl<H: Host> Sources<H> {
 
     /// Place of the run that the version on top stands in; `None`: it is in a memtable.
     pub fn run_on_top(&self) -> Option<usize> {
-        match &self.top()?.place {
-            Place::Memtable { .. } => None,
-            Place::Run { at, .. } => Some(*at),
+        match self.top()? {
+            Source::Memtable { .. } => None,
+            Source::Run { at, .. } => Some(*at),
         }
     }
 

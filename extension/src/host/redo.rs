@@ -31,7 +31,7 @@ pub fn append_at(page: Found, length: usize) -> Result<usize, String> {
 pub fn init_end(bytes: &[u8]) -> Result<usize, String> {
     let end = HOST_HEADER + bytes.len();
     let is_log = bytes.first() == Some(&(PageKind::Log as u8)) && bytes.get(1) == Some(&FORMAT);
-    if !is_log || end < RECORDS || end > PAGE_SIZE {
+    if !is_log || !(RECORDS..=PAGE_SIZE).contains(&end) {
         return Err(format!("{} bytes are no log page", bytes.len()));
     }
     Ok(end)

@@ -36,7 +36,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
                 doubts.push(key.to_vec());
             }
         };
-        while let Some(next) = sources.key() {
+        while let Some(next) = sources.key(view) {
             key.clear();
             key.extend_from_slice(next);
             // The newest run with the key, and whether its newest version there is a tombstone.
@@ -56,7 +56,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
                 if done % STEP == 0 {
                     self.watch.progress(Phase::Keys, done, total.max(done))?;
                 }
-                if !sources.older(tree, view, &key)? {
+                if !sources.older(tree, view)? {
                     break;
                 }
             }

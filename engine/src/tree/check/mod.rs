@@ -182,10 +182,15 @@ impl<'h, H: Host> Verified<'h, H> {
 
 impl<H: Host> PageSource for Verified<'_, H> {
     type Page = H::Page;
+    type Held = H::Held;
 
     fn page(&self, no: PageNo) -> Result<H::Page> {
         self.verify(no)?;
         self.host.read_page(no)
+    }
+
+    fn hold(&self, page: H::Page, spare: Option<H::Held>) -> H::Held {
+        self.host.hold_page(page, spare)
     }
 }
 
