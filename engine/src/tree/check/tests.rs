@@ -24,6 +24,9 @@ struct Table {
     shared: Box<Shared<TestHost>>,
 }
 
+/// What is found, and what is done to have it found.
+type Breaking<T> = (&'static str, fn(&mut T));
+
 const KEYS: u32 = 3000;
 
 fn key(n: u32) -> Vec<u8> {
@@ -237,7 +240,7 @@ fn values_that_are_not_there() {
 
 #[test]
 fn what_memory_says_of_a_run() {
-    let changes: [(&str, fn(&mut RunDesc)); 7] = [
+    let changes: [Breaking<RunDesc>; 7] = [
         ("holds Totals", |run| run.shape.rows += 1),
         ("holds Totals", |run| run.shape.max_writer = Writer(1)),
         ("its keys go from", |run| run.shape.max_key.push(7)),
@@ -274,7 +277,7 @@ fn a_settled_run_with_an_unfinished_writer() {
 
 #[test]
 fn manifests_that_are_broken() {
-    let changes: [(&str, fn(&mut Manifest)); 9] = [
+    let changes: [Breaking<Manifest>; 9] = [
         ("belongs to", |m| m.values[0].start = m.runs[0].extents[0].start),
         ("is used twice", |m| m.runs[0].extents[0].seq = m.runs[1].extents[0].seq),
         ("are not within", |m| m.allocated = 5),
