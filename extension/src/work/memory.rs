@@ -31,15 +31,16 @@ pub fn is_short() -> bool {
 pub fn append(tree: &Tree<'_, PgHost>, rows: &[NewRow<'_>]) -> Result<Appended> {
     pace::before_write(tree, rows.iter().map(|row| row.key.len() + row.body.len()).sum());
     let first = tree.append(rows);
-    match &first {
-        Err(Error::MemoryFull { .. }) => return with_relief(tree, || tree.append(rows)),
-        Ok(done) if done.first.0 / ROWS_A_LOOK != (done.first.0 + done.written as u64) / ROWS_A_LOOK => {
-            // Once nobody writes any more, a worker is to make a run of these.
-            if tree.host.is_shared() && !ask::is_served() {
-                ask::worker();
-            }
-        }
-        _ => {}
+    let Ok(done) = &first else {
+        return match first {
+            Err(Error::MemoryFull { .. }) => with_relief(tree, || tree.append(rows)),
+            _ => first,
+        };
+    };
+    let look = done.first.0 / ROWS_A_LOOK != (done.first.0 + done.written as u64) / ROWS_A_LOOK;
+    // Once nobody writes any more, a worker is to make a run of these.
+    if look && tree.host.is_shared() && !ask::is_served() {
+        ask::worker();
     }
     first
 }
