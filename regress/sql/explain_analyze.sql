@@ -1,8 +1,8 @@
 -- What EXPLAIN (ANALYZE) says of scans on loosekv tables.
 CREATE TABLE e (k int PRIMARY KEY, v text) USING loosekv;
-INSERT INTO e SELECT i, 'v' FROM generate_series(1, 5000) i;
+INSERT INTO e SELECT i, 'v' FROM generate_series(1, 2000) i;
 SELECT loosekv.flush('e');
-INSERT INTO e SELECT i, 'v' FROM generate_series(5001, 10000) i;
+INSERT INTO e SELECT i, 'v' FROM generate_series(2001, 4000) i;
 SELECT loosekv.flush('e');
 CREATE FUNCTION section(query text, options text DEFAULT 'ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF') RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE line text;
