@@ -218,7 +218,7 @@ mod tests {
                 let batch = unsafe { stack.pop(base) };
                 if let Some(batch) = &batch {
                     // SAFETY: popped by this thread.
-                    unsafe { ptr::write(batch.first.add(8).cast::<u64>(), u64::MAX) };
+                    unsafe { ptr::write(batch.first.add(8).cast::<u64>(), 0) };
                 }
                 batch
             };
