@@ -78,11 +78,14 @@ SQL
         expect "$said" "53200"
         expect "$said" "HINT:"
     fi
+    sql -c "DROP TABLE large" -c "DO \$\$ BEGIN FOR i IN 1..400 LOOP EXECUTE format('DROP TABLE IF EXISTS full_%s', i); END LOOP; END \$\$" 2>/dev/null
     sql -c "INSERT INTO sound VALUES (2, 'after')" -c "UPDATE sound SET v = 'x' WHERE k = 1"
     [ "$(sql -c "SELECT count(*) FROM sound")" = 2 ] || fail "the server does not go on"
 }
 
 cancels() {
+    cluster_stop "$dir"
+    cluster_start "$dir"
     sql -c "CREATE TABLE c (k int PRIMARY KEY, v int) USING loosekv" -c "INSERT INTO c SELECT i, 0 FROM generate_series(1, 30000) i" \
         -c "CREATE INDEX ON c (v)"
     local statement milliseconds before after

@@ -37,6 +37,13 @@ impl<H: Host> Tree<'_, H> {
         let oldest = if on(I2NewestMemtableFirst) { view.frozen.first() } else { view.frozen.last() };
         let Some(oldest) = oldest else { return Ok(false) };
         let generation = oldest.table.generation();
+        if let Some(run) = self.flipped(generation) {
+            self.install_flushed(generation, run, view.indexed_from.max(L0Id(generation.0 + 1)))?;
+            drop(view);
+            self.shared.reclaim(self.host.lagging());
+            self.host.forget_log(generation)?;
+            return Ok(true);
+        }
         let mut kept = Kept::default();
         let (bytes, rows) = (oldest.logged.load(Relaxed), oldest.table.rows());
         let estimate = bytes.min(rows * self.most_inline()) / 7000 + rows / 300 + 8;
@@ -107,6 +114,15 @@ impl<H: Host> Tree<'_, H> {
         self.shared.reclaim(self.host.lagging());
         self.host.forget_log(generation)?;
         Ok(true)
+    }
+
+    /// What an earlier flush of the generation came to that failed (for want of memory) between its flip and its
+    /// superversion: the run, if it has rows. How far that flush had got with the index nobody knows, so the run counts as
+    /// not indexed.
+    fn flipped(&self, generation: L0Id) -> Option<Option<RunDesc>> {
+        let ledger = self.shared.ledger.lock();
+        let manifest = &ledger.manifest;
+        (manifest.flushed >= generation).then(|| manifest.runs.iter().rev().find(|r| r.last_l0 == generation).cloned())
     }
 
     fn install_flushed(&self, generation: L0Id, new_run: Option<RunDesc>, indexed_from: L0Id) -> Result<()> {
