@@ -60,8 +60,8 @@ def no_worker(server):
 
 def key_index(server):
     """More keys than the index may hold: the oldest runs are searched by filter, the answers stay right."""
-    for start in range(0, 40_000, 10_000):
-        twins(server, f"INSERT INTO @1 SELECT (i * 7919::bigint) % 1000003, i % 5000, md5(i::text) FROM generate_series({start}, {start} + 9999) i ON CONFLICT DO NOTHING;", codes=(FULL,))
+    for start in range(0, 160_000, 20_000):
+        twins(server, f"INSERT INTO @1 SELECT (i * 7919::bigint) % 1000003, i % 5000, md5(i::text) FROM generate_series({start}, {start} + 19999) i ON CONFLICT DO NOTHING;", codes=(FULL,))
         server.sql("SELECT loosekv.flush('l1')")
     limit, used, unindexed = server.sql("SELECT setting::bigint * 1048576, (SELECT index_bytes FROM loosekv.table_stats('l1')), "
                                         "(SELECT runs - indexed_runs FROM loosekv.table_stats('l1')) FROM pg_settings WHERE name = 'loosekv.index_memory'").split("|")

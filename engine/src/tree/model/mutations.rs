@@ -50,7 +50,7 @@ const TABLE: &[(Mutation, By)] = &[
     (I4IncompleteIndexTrusted, Model(Calm)),
     (I4EvictionNotTold, Model(Restless)),
     (I5PurgeBeforeSeen, Model(Calm)),
-    (I5RemovedUnseen, Model(Restless)),
+    (I5RemovedUnseen, Scenario(an_entry_raised_meanwhile_stays)),
     (I5PurgesForgotten, Scenario(purged_tombstones_stay_in_force)),
     (I5RebuildForgetsPurges, Scenario(purged_tombstones_stay_in_force)),
     (I6InstalledBeforeIndexed, Model(Restless)),
@@ -102,6 +102,26 @@ fn noticed(mutation: Mutation, by: By) -> Option<u64> {
         };
         with(Some(mutation), || catch_unwind(run)).is_err()
     })
+}
+
+/// An entry is taken out only as it was seen: a flush may have raised it since.
+fn an_entry_raised_meanwhile_stays() {
+    let (index, budget) = (KeyIndex::<ThreadLatch>::new(), Budget::default());
+    budget.limit.store(u64::MAX, Relaxed);
+    let entry = |l0, tombstone| IndexEntry { l0: L0Id(l0), tombstone };
+    index.raise(b"key", entry(1, true), &budget).unwrap();
+    let seen = index.get(b"key").unwrap();
+    index.raise(b"key", entry(2, false), &budget).unwrap();
+    assert!(!index.remove_if(b"key", seen, &budget));
+    assert_eq!(index.get(b"key"), Some(entry(2, false)));
+    let seen = index.get(b"key").unwrap();
+    assert!(index.remove_if(b"key", seen, &budget));
+    assert_eq!(index.get(b"key"), None);
+}
+
+#[test]
+fn an_entry_that_was_raised_meanwhile_stays() {
+    an_entry_raised_meanwhile_stays();
 }
 
 /// A key whose entry is raised again and again is found by every reader.
