@@ -395,6 +395,7 @@ fn infos(view: &SuperVersion, oldest: Writer) -> Vec<RunInfo> {
         bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
         rows: run.shape.rows,
         tombstones: if run.shape.max_writer < oldest { run.shape.tombstones } else { 0 },
+        finished: run.settled || run.shape.max_writer < oldest,
     };
     view.runs.iter().map(info).collect()
 }

@@ -15,6 +15,8 @@ pub struct RunInfo {
     pub bytes: u64,
     pub rows: u64,
     pub tombstones: u64,
+    /// All its writers have ended.
+    pub finished: bool,
 }
 
 /// Row versions that a merge of everything would drop, as far as is known, and the others.
@@ -43,12 +45,29 @@ pub struct Job {
 
 /// The merge that is due. `garbage`: `None` if nothing is known about it.
 pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Job> {
-    if effort == Effort::All {
-        return whole(runs);
+    let job = match effort {
+        Effort::All => whole(runs),
+        _ => full_level(runs, options.fan_in as usize)
+            .or_else(|| space(runs, garbage, options, effort))
+            .or_else(|| tombstones(runs, options)),
+    };
+    keep_apart(runs, job?)
+}
+
+/// A run with a writer who has not ended is not merged with runs whose writers need never be asked about again: their rows
+/// would have to be asked about once more, and what became of their writers may be forgotten by then.
+fn keep_apart(runs: &[RunInfo], job: Job) -> Option<Job> {
+    let inputs = runs.get(job.runs.clone())?;
+    let older = inputs.iter().rev().take_while(|run| run.finished).count();
+    if older == inputs.len() || inputs.iter().all(|run| !run.finished) {
+        return Some(job);
     }
-    full_level(runs, options.fan_in as usize)
-        .or_else(|| space(runs, garbage, options, effort))
-        .or_else(|| tombstones(runs, options))
+    if older > 1 {
+        return Some(Job { runs: job.runs.end - older..job.runs.end, level: job.level });
+    }
+    let newer = inputs.iter().take_while(|run| !run.finished).count();
+    let level = inputs.iter().take(newer).map(|run| run.level).max()?;
+    (newer > 1).then(|| Job { runs: job.runs.start..job.runs.start + newer, level })
 }
 
 /// Every run into one; nothing when there is only one that has nothing to drop.
@@ -105,7 +124,7 @@ mod tests {
     use super::*;
 
     fn run(level: u8, bytes: u64) -> RunInfo {
-        RunInfo { level, bytes, rows: bytes, tombstones: 0 }
+        RunInfo { level, bytes, rows: bytes, tombstones: 0, finished: true }
     }
 
     fn options() -> TreeOptions {
@@ -132,6 +151,22 @@ mod tests {
     fn space_amplification_merges_everything() {
         let runs = [run(0, 90), run(1, 90), run(2, 50)];
         assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 0..3, level: 2 }));
+    }
+
+    #[test]
+    fn unfinished_runs_are_merged_among_themselves() {
+        let mut runs = vec![run(0, 1); 4];
+        runs.push(run(1, 100));
+        let pick = |runs: &[RunInfo], effort| pick(runs, None, &options(), effort);
+        runs[0].finished = false;
+        assert_eq!(pick(&runs, Effort::AtRest), Some(Job { runs: 1..4, level: 1 }));
+        assert_eq!(pick(&runs, Effort::All), Some(Job { runs: 1..5, level: 1 }));
+        runs[2].finished = false;
+        assert_eq!(pick(&runs, Effort::AtRest), None);
+        runs[1].finished = false;
+        assert_eq!(pick(&runs, Effort::AtRest), Some(Job { runs: 0..3, level: 0 }));
+        runs[3].finished = false;
+        assert_eq!(pick(&runs, Effort::AtRest), Some(Job { runs: 0..4, level: 1 }));
     }
 
     #[test]

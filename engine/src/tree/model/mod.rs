@@ -422,10 +422,12 @@ fn a_follower_knows_who_holds_an_extent_that_is_used_again() {
     let now = run.follower.holders(&[reused], L0Id(0));
     assert!(matches!(now[..], [Holder { current: true, pinned: false, .. }]), "{now:?}");
     let pin = follower.pin();
-    host.world.borrow_mut().fates.values_mut().for_each(|fate| *fate = Fate::Committed);
+    let commit_all = || host.world.borrow_mut().fates.values_mut().for_each(|fate| *fate = Fate::Committed);
+    commit_all();
     (0..400).for_each(|_| steps::write(&tree));
     tree.rotate().unwrap();
     tree.flush_one().unwrap();
+    commit_all();
     tree.compact_one(true).unwrap();
     run.catch_up();
     let then = run.follower.holders(&[reused], L0Id(0));
