@@ -189,12 +189,15 @@ class Campaign:
     def dishonest(self, rounds, *settings, deaf=None):
         """How often it was found out that the disk does not keep what it should."""
         found = 0
-        for number in range(rounds):
+        # By chance one cut may lose nothing that matters.
+        for number in range(max(rounds, 6)):
+            if number >= rounds and found:
+                break
             server = self.server(*settings, deaf=deaf)
             found += not self.round(server, f"bite {number}", "all", check=False)
             self.drop(server)
         if not found:
-            raise lib.Failure(f"{rounds} cuts of a disk that keeps nothing ({deaf or settings}) were not noticed")
+            raise lib.Failure(f"{max(rounds, 6)} cuts of a disk that keeps nothing ({deaf or settings}) were not noticed")
         return f"{found} of {rounds}"
 
 
