@@ -14,9 +14,15 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/loosekv-docker.XXXXXX")
 chmod 755 "$work"
 servers=()
 cleanup() {
-    local mount pid
-    for pid in "${servers[@]}"; do kill -INT "$pid" 2>/dev/null || true; done
-    for pid in "${servers[@]}"; do wait "$pid" 2>/dev/null || true; done
+    local mount name pid
+    # The standby first, so that the primary has nobody to wait for. (What a script starts in the background ignores the
+    # interrupt that would stop a container; the server itself does not.)
+    for name in standby primary; do
+        pid=$(head -n 1 "$work/$name/var/lib/loosekv/data/postmaster.pid" 2>/dev/null) || continue
+        kill -INT "$pid" 2>/dev/null || continue
+        for _ in $(seq 100); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+    done
+    for pid in "${servers[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
     for mount in $(awk -v work="$work/" 'index($2, work) == 1 {print $2}' /proc/mounts | tac); do umount "$mount"; done
     rm -rf --one-file-system "$work"
 }
@@ -49,7 +55,7 @@ start() {
     mount --bind /dev "$work/$name/dev"
     mount -t tmpfs tmpfs "$work/$name/dev/shm" 2>/dev/null || true
     chroot --userspec="$user" "$work/$name" env -i PATH=/usr/bin:/bin PGDATA=/var/lib/loosekv/data PGPORT="$port" \
-        LOOSEKV_SHARED_MEMORY=64MB "$@" sh -c "$entrypoint $command" >"$work/$name.log" 2>&1 &
+        LOOSEKV_SHARED_MEMORY=64MB "$@" sh -c "exec $entrypoint $command" >"$work/$name.log" 2>&1 &
     servers+=($!)
     for _ in $(seq 300); do
         if chroot --userspec="$user" "$work/$name" env -i PATH=/usr/bin:/bin PGPORT="$port" sh -c "$health" 2>/dev/null; then
