@@ -14,7 +14,7 @@ help:
 	@echo "make miri          the engine's unsafe leaf modules under miri (needs a nightly toolchain)"
 	@echo "make fuzz          libFuzzer over every decoder, a minute each (needs nightly and cargo-fuzz)"
 	@echo "make test-server   the tests that need a server (after make install)"
-	@echo "make bench         loosekv beside heap + btree, at the SQL level (SHORT=1: 90 seconds)"
+	@echo "make bench         loosekv beside heap + btree, at the SQL level (SHORT=1: a few minutes)"
 	@echo "make bench-soak    inserts for 30 minutes on both (MINUTES=n)"
 	@echo "make bench-docs    docs/performance.md from the results of LABEL"
 	@echo "make bench-engine  LooseKV beside LevelDB, RocksDB and fjall (SHORT=1: two minutes)"

@@ -247,6 +247,7 @@ impl Slot {
     /// Takes out the attributes up to this number.
     #[inline]
     unsafe fn decode(&mut self, upto: usize) {
+        // SAFETY: the slot has a descriptor.
         debug_assert!(self.holds_row && upto <= unsafe { (*self.base.tts_tupleDescriptor).natts } as usize);
         // SAFETY: body and key are in the buffer, and the room behind them is what `store` reserved; the slot's arrays have
         // room for all attributes of its descriptor, to which the layout fits. The codec stands as long as it is adopted.
