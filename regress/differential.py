@@ -227,10 +227,7 @@ class Fuzzer:
             self.define(number, session)
         elif dice < 0.23:
             work = rnd.choice(["flush", "compact"])
-            # A transaction that has changed the table's definition has it for itself.
-            self.watcher.run("set lock_timeout='60ms'")
-            outcome = self.watcher.run(f"select loosekv.{work}('{TWINS[1]}')")
-            self.watcher.run("reset lock_timeout")
+            outcome = self.watch(f"select loosekv.{work}('{TWINS[1]}')")
             self.note(number, f"{work} {outcome[0]}")
         else:
             return False
@@ -263,8 +260,17 @@ class Fuzzer:
         if heap[:2] != ours[:2]:
             self.fail(f"{number}: {sql}\n    heap    {heap}\n    loosekv {ours}")
 
+    def watch(self, sql):
+        """Not for longer than a moment: a transaction that has changed the table's definition has it for itself."""
+        self.watcher.run("set lock_timeout='60ms'")
+        outcome = self.watcher.run(sql)
+        self.watcher.run("reset lock_timeout")
+        return outcome
+
     def compare(self):
-        difference = self.watcher.run(COMPARE)
+        difference = self.watch(COMPARE)
+        if difference[:2] == ("error", "55P03") and any(session.level for session in self.sessions):
+            return
         if difference[0] != "ok" or difference[2]:
             self.fail(difference)
 

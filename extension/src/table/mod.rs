@@ -111,19 +111,30 @@ impl Open {
     /// `slot` holds a row of this table.
     pub unsafe fn draft(&self, slot: *mut pg_sys::TupleTableSlot, draft: &mut Draft) {
         draft.key.clear();
-        draft.body.clear();
         // SAFETY: by the contract; all attributes are fetched before they are read.
         unsafe {
-            let codec = &self.info.codec;
-            let (values, nulls) = crate::pg::slot::all_attributes(slot);
             if self.info.is_keyed() {
-                if let Err(e) = codec.key.encode_row(values, nulls, &mut draft.key) {
+                let (values, nulls) = crate::pg::slot::all_attributes(slot);
+                if let Err(e) = self.info.codec.key.encode_row(values, nulls, &mut draft.key) {
                     e.report(&self.name(), |column| self.key_column_name(column));
                 }
             } else {
                 put_unkeyed(&mut draft.key);
             }
-            codec.layout.encode(values, nulls, &mut draft.body);
+            self.draft_body(slot, &mut draft.body);
+        }
+    }
+
+    /// What the tree stores beside the key for the row in the slot.
+    ///
+    /// # Safety
+    /// `slot` holds a row of this table.
+    pub unsafe fn draft_body(&self, slot: *mut pg_sys::TupleTableSlot, body: &mut Vec<u8>) {
+        body.clear();
+        // SAFETY: by the contract; all attributes are fetched before they are read.
+        unsafe {
+            let (values, nulls) = crate::pg::slot::all_attributes(slot);
+            self.info.codec.layout.encode(values, nulls, body);
         }
     }
 }

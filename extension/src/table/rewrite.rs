@@ -6,6 +6,7 @@ use super::mvcc::{self, Standing, View};
 use super::write::Draft;
 use super::{put_unkeyed, recent, Open};
 use crate::codec::key::KeyCodec;
+use crate::codec::row::RowLayout;
 use crate::pg::{catalog, file_copy, slots};
 use crate::work::memory;
 use loosekv_engine::error::Result;
@@ -31,10 +32,14 @@ pub fn new_file(rel: pg_sys::Relation, file: u32) {
 }
 
 /// Copies the row versions that somebody may still see, with their writers and in their order, to a table of the same
-/// format.
+/// format. Columns that a row does not store get their values now, for PostgreSQL forgets the defaults of columns that were
+/// added since, once the table has a new file.
 pub fn copy_versions(from: &Open, to: &Open, oldest: u64) -> Result<Counts> {
     let mut counts = Counts::default();
-    let (mut row, mut scratch) = (RowBuf::default(), RowBuf::default());
+    let (mut row, mut scratch, mut body) = (RowBuf::default(), RowBuf::default(), Vec::new());
+    // SAFETY: the relation is open until the end of this function.
+    let slot = unsafe { pg_sys::MakeSingleTupleTableSlot((*from.rel).rd_att, &crate::pg::slot::SLOT_OPS) };
+    let columns = from.info.codec.layout.len();
     for id in 0..from.tree.next_row_id().0 {
         pgrx::check_for_interrupts!();
         if !from.tree.find_row(RowId(id), &mut row)? {
@@ -50,8 +55,20 @@ pub fn copy_versions(from: &Open, to: &Open, oldest: u64) -> Result<Counts> {
             Worth::Live => counts.live += 1.0,
             Worth::RecentlyDead => counts.recently_dead += 1.0,
         }
-        append_as_is(to, &row.key, &row.body, &row.head)?;
+        let stored = RowLayout::begin(&row.body).map_or(0, |body| body.stored as usize);
+        if stored < columns && !row.head.flags.is_tombstone() {
+            // SAFETY: a slot for the table's rows, filled before it is read.
+            unsafe {
+                slots::store(slot, from, row.as_ref());
+                from.draft_body(slot, &mut body);
+            }
+            append_as_is(to, &row.key, &body, &row.head)?;
+        } else {
+            append_as_is(to, &row.key, &row.body, &row.head)?;
+        }
     }
+    // SAFETY: made above.
+    unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
     Ok(counts)
 }
 
