@@ -135,17 +135,19 @@ impl<H: Host> Guide<H> {
             return Ok(Standing::Nowhere);
         }
         let Some((_, entry)) = self.chunk.get(self.at) else { return Ok(Standing::Nowhere) };
+        let mut looked_into = 0;
         if entry.l0 <= view.flushed {
             let at = view.run_of(entry.l0).ok_or_else(|| Error::structure("the key index names no run"))?;
             if self.look_into(tree, view, at, key, choose)? {
                 return Ok(Standing::Run(at));
             }
+            looked_into = at + 1;
         }
         if on(I15OlderNotLookedFor) {
             return Ok(Standing::Nowhere);
         }
         // The reader is older than the newest version on disk.
-        let found = tree.find_older(view, key, choose, buffer)?;
+        let found = tree.find_older(view, looked_into, key, choose, buffer)?;
         Ok(if found { Standing::Buffer } else { Standing::Nowhere })
     }
 

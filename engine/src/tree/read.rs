@@ -60,7 +60,7 @@ impl<H: Host> Tree<'_, H> {
         self.shared.current.pin::<H>()
     }
 
-    /// Shows the versions of `key`, newest first, to `choose` until it takes one; that one is copied to `out`.
+    /// Shows the versions of `key`, newest first and each once, to `choose` until it takes one; that one is copied to `out`.
     pub fn find(&self, key: &[u8], choose: impl FnMut(&Head, &Hint<'_>) -> Verdict, out: &mut RowBuf) -> Result<Found> {
         let read_first = on(I7IndexFirst).then(|| self.shared.index.get(key));
         if read_first.is_some() {
@@ -124,15 +124,16 @@ impl<H: Host> Tree<'_, H> {
         Ok(Found::new(taken, view, newest))
     }
 
-    /// The versions of `key` in all the runs, for a reader that is older than what the index names.
+    /// The versions of `key` in the runs from this one on, for a reader that is older than what the index names.
     pub(super) fn find_older(
         &self,
         view: &SuperVersion,
+        from: usize,
         key: &[u8],
         choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: &mut RowBuf,
     ) -> Result<bool> {
-        self.search_runs(view, Start { at: 0, certain: false }, key, &mut None, choose, Some(out))
+        self.search_runs(view, Start { at: from, certain: false }, key, &mut None, choose, Some(out))
     }
 
     fn search_runs(

@@ -95,8 +95,8 @@ impl<H: Host> Tree<'_, H> {
 }
 
 impl<H: Host> Cursor<H> {
-    /// The next key in the scan's direction of which `choose` takes a version that is no tombstone. After an error it may be
-    /// called again, and goes on where it was.
+    /// The next key in the scan's direction of which `choose` takes a version that is no tombstone: it is shown the versions of
+    /// a key newest first, and each once. After an error it may be called again, and goes on where it was.
     pub fn next(
         &mut self,
         tree: &Tree<'_, H>,

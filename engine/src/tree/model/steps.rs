@@ -275,12 +275,20 @@ pub(super) fn get(tree: &T<'_>) {
 /// The snapshot is held.
 pub(super) fn check_get(tree: &T<'_>, key: &[u8], snapshot: &Snapshot) {
     let mut out = RowBuf::default();
-    let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
-    let found = tree.find(key, choose, &mut out);
+    let found = tree.find(key, once(tree, snapshot), &mut out);
     let Some(found) = tolerate(tree, "find", found) else { return };
     let got = (found.taken && !out.head.flags.is_tombstone()).then_some(out.body);
     let expected = world(tree).expected(key, snapshot);
     assert!(got == expected, "by {snapshot:?}: {found:?}\n{}", check::story(tree, key));
+}
+
+/// What the snapshot sees. No version is shown to it twice.
+fn once<'a>(tree: &'a T<'_>, snapshot: &'a Snapshot) -> impl FnMut(&Head, &Hint<'_>) -> Verdict + 'a {
+    let mut shown = std::collections::BTreeSet::new();
+    move |head, _| {
+        assert!(shown.insert(head.row_id), "version {:?} is shown twice", head.row_id);
+        snapshot.choose(&tree.host.world.borrow(), head)
+    }
 }
 
 pub(super) fn bounds(world: &mut World) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
@@ -322,9 +330,9 @@ pub(super) fn check_scan(
     }
     let mut cursor = tree.scan(lower, upper, direction).unwrap();
     let (mut got, mut out) = (Vec::new(), RowBuf::default());
-    let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
+    let mut choose = once(tree, snapshot);
     loop {
-        let next = cursor.next_in_place(tree, snapshot.sees_below(), choose);
+        let next = cursor.next_in_place(tree, snapshot.sees_below(), &mut choose);
         if next.as_ref().is_ok_and(|next| *next) {
             out.set(&cursor.row());
         }
