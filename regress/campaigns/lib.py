@@ -474,9 +474,8 @@ def checkpoints(rng):
 
 
 COMPARISONS = {
-    "extra or missing rows": """
-        SELECT (SELECT count(*) FROM (TABLE l{t} EXCEPT ALL TABLE h{t}) x)
-             + (SELECT count(*) FROM (TABLE h{t} EXCEPT ALL TABLE l{t}) x)""",
+    "extra rows": "SELECT coalesce(string_agg(left(x::text, 80), '; '), '0') FROM (TABLE l{t} EXCEPT ALL TABLE h{t}) x",
+    "missing rows": "SELECT coalesce(string_agg(left(x::text, 80), '; '), '0') FROM (TABLE h{t} EXCEPT ALL TABLE l{t}) x",
     "count": "SELECT (SELECT count(*) FROM l{t}) - (SELECT count(*) FROM h{t})",
 }
 FORCED = "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_memoize = off;"

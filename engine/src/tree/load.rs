@@ -35,8 +35,23 @@ impl<H: Host> Tree<'_, H> {
         host.flip(&mut page, &Flip::default())
     }
 
-    /// Builds the shared state from the pages.
+    /// Builds the shared state from the pages, to write on.
     pub fn load(host: &H, options: &TreeOptions) -> Result<Box<Shared<H>>> {
+        Self::load_with(host, options, |active, row, writer| {
+            new_generation(active, row, writer, options.memtable_bytes, 0)
+        })
+    }
+
+    /// The same on a standby, where what comes next has been written already.
+    pub fn load_to_follow(host: &H, options: &TreeOptions) -> Result<Box<Shared<H>>> {
+        Self::load_with(host, options, |active, row, writer| memtable_of_log(active, row, writer, options))
+    }
+
+    fn load_with(
+        host: &H,
+        options: &TreeOptions,
+        new_active: impl FnOnce(L0Id, RowId, Writer) -> Result<Arc<Generation>>,
+    ) -> Result<Box<Shared<H>>> {
         let page = host.read_meta()?.ok_or_else(|| Error::structure("the table has no meta page"))?;
         let (mut manifest, body) = read_manifest(host, &page)?;
         // Whoever was building there is gone.
@@ -49,9 +64,7 @@ impl<H: Host> Tree<'_, H> {
         let newest = replayed.tables.keys().next_back().filter(|_| !on(I13GenerationsReused));
         let last = newest.map_or(L0Id(0), |g| *g);
         let active = L0Id(manifest.next_generation.0.max(last.0 + 1));
-        // On a standby this is the generation of records to come, and some may have been given their row ids already.
-        let base = RowId(next_row.0.saturating_sub(DISORDER));
-        let active = new_generation(active, base, replayed.last_writer, options.memtable_bytes, 0)?;
+        let active = new_active(active, next_row, replayed.last_writer)?;
         loosekv_shm::reserve(&[std::mem::size_of::<Shared<H>>()])
             .map_err(|_| Error::MemoryFull { consumer: crate::error::Consumer::Versions, limit: 0 })?;
         let last_writer = replayed.last_writer;

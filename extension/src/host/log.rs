@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Appending is one critical section: copy into the page, WAL record, link into memory (rule 1 of the pages). All that may
-//! fail (the next page, the next extent) comes before it.
+//! fail (the next page, the next extent) comes before it. How the log is read: [`super::log_reader`].
 
 use crate::host::buffer::log_page::{self, LogHead};
 use crate::host::buffer::RawPage;
@@ -18,15 +18,14 @@ use crate::host::pages::{zero_and_lock, Page, ReadBufferExtended, MAIN};
 use crate::host::PgHost;
 use crate::pg::{bindings, rmgr};
 use loosekv_engine::error::{Error, Place, Result};
-use loosekv_engine::manifest::{LogExtent, Manifest};
-use loosekv_engine::page::{PageBuf, PageKind};
+use loosekv_engine::manifest::LogExtent;
+use loosekv_engine::page::PageKind;
 use loosekv_engine::row::record_len;
 use loosekv_engine::types::{ExtentSeq, L0Id, LogAddr, PageNo, HOST_HEADER, PAGE_SIZE};
 use loosekv_shm::RawLatch;
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use std::cell::UnsafeCell;
-use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -35,9 +34,6 @@ pub const TAILS: usize = 8;
 /// A tail's first extent of a generation, and its largest: small tables stay small, busy ones flip seldom.
 const FIRST_EXTENT: u32 = 8;
 const LARGEST_EXTENT: u32 = 64;
-
-/// Takes one record of a generation.
-pub(super) type Show<'a> = &'a mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>;
 
 /// What all processes know of a table's tails.
 #[derive(Default)]
@@ -293,185 +289,6 @@ impl PgHost {
             None => Err(corrupt("there is no record")),
         }
     }
-
-    /// See [`loosekv_engine::host::Host::replay`]. Within a generation: tail by tail, each in its order of arrival. Asked
-    /// again, the same host shows the same records, whatever a standby has received meanwhile.
-    pub(super) fn replay_log(&self, manifest: &Manifest, show: Show<'_>) -> Result<()> {
-        let mut extents: Vec<&LogExtent> =
-            manifest.log_extents.iter().filter(|log| log.generation > manifest.flushed).collect();
-        extents.sort_by_key(|log| (log.generation, log.tail, log.extent.seq));
-        let length = self.file_pages();
-        let mut ends = self.replayed.borrow_mut();
-        let mut page = PageBuf::boxed();
-        for log in extents {
-            let known = ends.pages.get(&log.extent.seq.0).copied();
-            let end = self.replay_extent(log, length, known, &mut page, show)?;
-            ends.pages.insert(log.extent.seq.0, end);
-        }
-        Ok(())
-    }
-
-    /// Shows the records of an extent, no further than `known`; returns where they end.
-    fn replay_extent(
-        &self,
-        log: &LogExtent,
-        length: u32,
-        known: Option<LogEnd>,
-        page: &mut PageBuf,
-        show: Show<'_>,
-    ) -> Result<LogEnd> {
-        let mut end = LogEnd { page: log.extent.start.0, used: 0 };
-        let last = known.map_or(log.extent.end().0, |known| known.page + 1);
-        for number in log.extent.start.0..last.min(length) {
-            self.read_copy(PageNo(number), page)?;
-            if !is_log_page(page, log) {
-                break;
-            }
-            let mut used = page.used();
-            if let Some(known) = known.filter(|known| known.page == number) {
-                used = used.min(known.used);
-            }
-            walk(page, number, log_page::RECORDS..used, log.generation, show)?;
-            end = LogEnd { page: number, used };
-        }
-        Ok(end)
-    }
-
-    /// Shows the records that have come since `reached`, which is moved on. Whoever asks keeps the old value until all that was
-    /// shown is safe: a record may be shown twice.
-    pub(super) fn follow_log(&self, log: &[LogExtent], reached: &mut Reached, show: Show<'_>) -> Result<()> {
-        let mut extents: Vec<&LogExtent> = log.iter().collect();
-        extents.sort_by_key(|log| (log.generation, log.tail, log.extent.seq));
-        reached.retain(&extents);
-        let (known, length) = (reached.seq, self.file_pages());
-        let mut page = PageBuf::boxed();
-        for log in extents {
-            let from = match reached.end_of(log) {
-                Some(end) => end,
-                // Its tail has left it, or its generation is complete.
-                None if log.extent.seq <= known => continue,
-                None => LogEnd { page: log.extent.start.0, used: 0 },
-            };
-            let end = self.follow_extent(log, from, length, &mut page, show)?;
-            reached.note(log, end);
-        }
-        Ok(())
-    }
-
-    fn follow_extent(
-        &self,
-        log: &LogExtent,
-        mut end: LogEnd,
-        length: u32,
-        page: &mut PageBuf,
-        show: Show<'_>,
-    ) -> Result<LogEnd> {
-        for number in end.page..log.extent.end().0.min(length) {
-            self.read_copy(PageNo(number), page)?;
-            if !is_log_page(page, log) {
-                break;
-            }
-            let from = if number == end.page { end.used.max(log_page::RECORDS) } else { log_page::RECORDS };
-            walk(page, number, from..page.used(), log.generation, show)?;
-            end = LogEnd { page: number, used: page.used() };
-        }
-        Ok(end)
-    }
-
-    /// Whether nothing was appended since. On a standby, which appends nothing itself. An append that leaves a part in one extent
-    /// and goes on in the next is complete when that next one has its part.
-    pub(super) fn tails_end_at(&self, reached: &Reached) -> Result<bool> {
-        for [mark, _] in reached.tails.iter().filter(|[mark, _]| mark.seq.0 != 0) {
-            let ends = |page: u32| -> Result<usize> {
-                if !self.reaches(page + 1) {
-                    return Ok(0);
-                }
-                self.look(PageNo(page), |page| if page.is(PageKind::Log, mark.seq.0) { page.lower() } else { 0 })
-            };
-            if ends(mark.end.page)? != mark.end.used {
-                return Ok(false);
-            }
-            if mark.end.page + 1 < mark.extent_end && ends(mark.end.page + 1)? != 0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-}
-
-/// Where the records of an extent end: the last page that holds some, and the end of its contents (0: none holds any).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LogEnd {
-    page: u32,
-    used: usize,
-}
-
-/// An extent of a tail, and where its records ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct TailMark {
-    seq: ExtentSeq,
-    end: LogEnd,
-    extent_end: u32,
-}
-
-/// How far a standby has followed a table.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reached {
-    pub meta_lsn: u64,
-    /// The newest log extent seen.
-    seq: ExtentSeq,
-    /// The newest extent of each tail, and the one before: only those may still grow.
-    tails: [[TailMark; 2]; TAILS],
-}
-
-impl Reached {
-    /// What a replay has shown.
-    pub fn of_replay(meta_lsn: u64, replayed: &Replayed, log: &[LogExtent]) -> Reached {
-        let mut reached = Reached { meta_lsn, ..Reached::default() };
-        let mut extents: Vec<&LogExtent> = log.iter().collect();
-        extents.sort_by_key(|log| (log.generation, log.tail, log.extent.seq));
-        for log in extents {
-            if let Some(end) = replayed.pages.get(&log.extent.seq.0) {
-                reached.note(log, *end);
-            }
-        }
-        reached
-    }
-
-    fn end_of(&self, log: &LogExtent) -> Option<LogEnd> {
-        let marks = self.tails.get(usize::from(log.tail))?;
-        marks.iter().find(|mark| mark.seq == log.extent.seq).map(|mark| mark.end)
-    }
-
-    fn note(&mut self, log: &LogExtent, end: LogEnd) {
-        self.seq = self.seq.max(log.extent.seq);
-        let Some(marks) = self.tails.get_mut(usize::from(log.tail)) else { return };
-        match marks.iter_mut().find(|mark| mark.seq == log.extent.seq) {
-            Some(mark) => mark.end = end,
-            None => *marks = [TailMark { seq: log.extent.seq, end, extent_end: log.extent.end().0 }, marks[0]],
-        }
-    }
-
-    /// Forgets extents that are not among these: they may hold something else by now.
-    fn retain(&mut self, log: &[&LogExtent]) {
-        for marks in &mut self.tails {
-            let open = |mark: &TailMark| log.iter().any(|log| log.extent.seq == mark.seq);
-            let [newest, before] = *marks;
-            *marks = match (open(&newest), open(&before)) {
-                (true, true) => [newest, before],
-                (true, false) => [newest, TailMark::default()],
-                (false, true) => [before, TailMark::default()],
-                (false, false) => [TailMark::default(); 2],
-            };
-        }
-    }
-}
-
-/// What a replay has shown.
-#[derive(Default)]
-pub(super) struct Replayed {
-    /// By sequence number of the extent.
-    pages: BTreeMap<u64, LogEnd>,
 }
 
 /// Divides the records among pages, asking for extents as needed. `place` follows as far as an extent was entered, so that
@@ -548,25 +365,6 @@ unsafe fn lock_tail_page(rel: pg_sys::Relation, place: &TailPlace) -> pg_sys::Bu
         bindings::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
         buffer
     }
-}
-
-fn is_log_page(page: &PageBuf, log: &LogExtent) -> bool {
-    let head = page.0.get(HOST_HEADER..log_page::RECORDS).and_then(LogHead::decode);
-    head == Some(LogHead { generation: log.generation, tail: log.tail, seq: log.extent.seq })
-}
-
-/// Shows the records of a part of a page.
-fn walk(page: &PageBuf, number: u32, part: Range<usize>, generation: L0Id, show: Show<'_>) -> Result<()> {
-    let mut at = part.start;
-    while at < part.end {
-        let record = page.0.get(at..part.end).and_then(|bytes| bytes.get(..record_len(bytes)?));
-        let Some(record) = record else {
-            return Err(Error::page(PageNo(number), at, "a log record is cut off"));
-        };
-        show(generation, addr(number, at), record)?;
-        at += record.len();
-    }
-    Ok(())
 }
 
 /// A record in its page, pinned until dropped.

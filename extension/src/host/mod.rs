@@ -5,7 +5,7 @@
 //! | [`global`] | the layout of our piece of shared memory |
 //! | [`registry`] | the tables that are in memory |
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
-//! | [`log`] | the row log: log pages in the main fork |
+//! | [`log`], [`log_reader`] | the row log: log pages in the main fork; written, and read |
 //! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
 //! | [`redo`] | what replay of a record decides before it touches a page |
 //! | [`maintenance`] | one flush or merge at a time |
@@ -30,6 +30,7 @@ pub mod held;
 pub mod interrupt;
 pub mod latch;
 pub mod log;
+pub mod log_reader;
 pub mod maintenance;
 pub mod pages;
 pub mod progress;
@@ -62,7 +63,7 @@ pub struct PgHost {
     write_ring: Ring,
     sweep: Option<Ring>,
     /// What [`Host::replay`] has shown.
-    replayed: RefCell<log::Replayed>,
+    replayed: RefCell<log_reader::Replayed>,
 }
 
 /// Superversions that this process has pinned, in case it ends without unwinding.

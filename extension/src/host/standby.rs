@@ -13,7 +13,7 @@
 //! as long as max_standby_streaming_delay (or _archive_delay) lets them, and then cancels them, and nobody else.
 
 use crate::host::latch::LwLatch;
-use crate::host::log::Reached;
+use crate::host::log_reader::Reached;
 use crate::host::registry::{self, Slot};
 use crate::host::{global, interrupt, PgHost};
 use crate::pg::{bindings, table_options};
@@ -81,7 +81,7 @@ pub(super) fn load(host: &PgHost, progress: &Progress) -> Result<Option<Box<Shar
         host.replayed.take();
         let loaded = interrupt::held(|| match host.meta()? {
             None => Ok(None),
-            Some(_) => Tree::load(host, &table_options::of(host.rel())).map(Some),
+            Some(_) => Tree::load_to_follow(host, &table_options::of(host.rel())).map(Some),
         });
         attempts += 1;
         if loaded.is_err() && attempts < LOAD_ATTEMPTS && host.meta_lsn()? != meta_lsn {

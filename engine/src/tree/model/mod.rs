@@ -94,7 +94,7 @@ impl Run {
         let host = TestHost::new(world);
         Tree::create(&host, seed).unwrap();
         let shared = Tree::load(&host, &options).unwrap();
-        let follower = Tree::load(&host, &options).unwrap();
+        let follower = Tree::load_to_follow(&host, &smaller(&options)).unwrap();
         let run = Run { cursors: Vec::new(), shared, follower, host, sweep: SweepCursor::new() };
         run.change_budget();
         if trouble == Trouble::Faulty {
@@ -253,7 +253,7 @@ impl Run {
         } else {
             self.shared = Tree::load(&self.host, &options).unwrap();
         }
-        self.follower = Tree::load(&self.host, &options).unwrap();
+        self.follower = Tree::load_to_follow(&self.host, &smaller(&options)).unwrap();
         check::space(&self.tree());
         self.host.world.borrow_mut().faults.percent = percent;
     }
@@ -364,6 +364,11 @@ fn before(key: &[u8]) -> Bound<Vec<u8>> {
     }
     smaller.push(255);
     Bound::Excluded(smaller)
+}
+
+/// A standby may have less memory than the server that it follows.
+fn smaller(options: &TreeOptions) -> TreeOptions {
+    TreeOptions { memtable_bytes: options.memtable_bytes / 2, ..options.clone() }
 }
 
 /// Runs one seed; panics where the tree and the model differ.
