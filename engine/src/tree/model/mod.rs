@@ -368,7 +368,7 @@ fn before(key: &[u8]) -> Bound<Vec<u8>> {
 
 /// A standby may have less memory than the server that it follows.
 fn smaller(options: &TreeOptions) -> TreeOptions {
-    TreeOptions { memtable_bytes: options.memtable_bytes / 2, ..options.clone() }
+    TreeOptions { memtable_bytes: 32 << 10, ..options.clone() }
 }
 
 /// Runs one seed; panics where the tree and the model differ.
