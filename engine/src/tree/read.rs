@@ -243,6 +243,13 @@ impl<H: Host> Tree<'_, H> {
         })
     }
 
+    /// Row versions that are held, tombstones apart: at least as many as there are rows.
+    pub fn rows_held(&self) -> u64 {
+        let view = self.pin();
+        let logged: u64 = view.memtables().map(|generation| generation.table.rows()).sum();
+        view.runs.iter().fold(logged, |rows, run| rows + run.shape.rows.saturating_sub(run.shape.tombstones))
+    }
+
     /// The hint of a version that is still in a memtable, for those who found out about its writer elsewhere.
     pub fn with_node<R>(&self, row: RowId, see: impl FnOnce(&NodeRef<'_>) -> R) -> Option<R> {
         let view = self.pin();

@@ -2,7 +2,7 @@
 //!
 //! [`Open`] is a table in use: its relation, its [`Info`] (key and row layout, kept from use to use) and the tree. On it
 //! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`lock`] (row locks), [`scan`] and
-//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id).
+//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`sample`] (what ANALYZE reads).
 
 pub mod by_row;
 pub mod info;
@@ -12,6 +12,7 @@ pub mod lock;
 pub mod mvcc;
 pub mod recent;
 pub mod rewrite;
+pub mod sample;
 pub mod scan;
 pub mod splits;
 pub mod tid;

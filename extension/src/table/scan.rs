@@ -3,7 +3,7 @@
 use super::by_row::{self, ByRow};
 use super::key_scan::KeyScan;
 use super::mvcc::{self, Standing, View};
-use super::{recent, splits, tid, Open};
+use super::{recent, sample, splits, tid, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::{RowBuf, RowId, RowRef};
@@ -31,6 +31,8 @@ pub struct TableScan {
     entry: usize,
     /// Of a sample: the virtual block.
     pub block: Option<u32>,
+    /// Which rows of its blocks ANALYZE looks at.
+    share: Option<sample::Share>,
 }
 
 impl TableScan {
@@ -50,6 +52,7 @@ impl TableScan {
             rows: 0..0,
             entry: 0,
             block: None,
+            share: None,
         }
     }
 
@@ -147,12 +150,17 @@ impl TableScan {
     /// Begins with a virtual block for ANALYZE.
     pub fn begin_analyze_block(&mut self, block: u32) {
         self.rows = by_row::rows_of_block(&self.open, block);
+        if self.share.is_none() {
+            // SAFETY: the scan keeps the relation open.
+            self.share = Some(unsafe { sample::Share::of(&self.open) });
+        }
     }
 
-    /// The next live row of the block; counts what it passes.
+    /// The next live row of the block that is looked at; counts what it passes, each for those that are not looked at, too.
     pub fn next_to_analyze(&mut self, live: &mut f64, dead: &mut f64) -> Result<Option<RowRef<'_>>> {
         let mut newest_row = RowBuf::default();
-        for row in self.rows.by_ref() {
+        let share = self.share.unwrap_or_default();
+        for row in self.rows.by_ref().filter(|row| share.has(*row)) {
             pgrx::check_for_interrupts!();
             if !recent::find_row(&self.open, RowId(row), &mut self.by_row.row)? {
                 continue;
@@ -168,10 +176,10 @@ impl TableScan {
                     if newest.standing == Standing::InProgress {
                         continue;
                     }
-                    *live += 1.0;
+                    *live += share.weight();
                     return Ok(Some(self.by_row.row.as_ref()));
                 }
-                Some(newest) if newest.head.row_id > found.head.row_id => *dead += 1.0,
+                Some(newest) if newest.head.row_id > found.head.row_id => *dead += share.weight(),
                 _ => {}
             }
         }
