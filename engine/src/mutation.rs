@@ -70,6 +70,10 @@ switches! {
         I14OldestFirst,
         /// A guided scan does not look for older versions.
         I15OlderNotLookedFor,
+        /// A barren stretch stays one though somebody writes there.
+        BarrenNotStruckOff,
+        /// Who does not see all tombstones of a barren stretch jumps over it.
+        BarrenToAll,
         /// A guided scan begins its next piece with the key that it ended with.
         I15KeyTwice,
         /// A backward scan takes a memtable's oldest version of a key for its newest.

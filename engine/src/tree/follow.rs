@@ -113,6 +113,7 @@ impl<H: Host> Tree<'_, H> {
             let room = table.table.room(row.key.len(), &row.head).ok_or_else(full)?;
             let splice = table.table.probe(row.key);
             table.table.link(&splice, room, row.key, &row.head, addr);
+            self.shared.barren.written(std::iter::once(row.key));
             table.logged.fetch_add((row.key.len() + row.body.len()) as u64, Relaxed);
         }
         self.shared.next_row.fetch_max(row.head.row_id.0 + 1, Relaxed);

@@ -121,8 +121,13 @@ impl<H: Host> Guide<H> {
     ) -> Result<Standing> {
         if in_memtable {
             loop {
-                if self.memtables.with_head(view, |head, hint| choose(head, hint)) == Some(Verdict::Take) {
-                    self.memtables.copy(tree, view, buffer)?;
+                let taken =
+                    self.memtables.with_head(view, |head, hint| (choose(head, hint), head.flags.is_tombstone()));
+                if let Some((Verdict::Take, tombstone)) = taken {
+                    // Nobody looks at a tombstone's row.
+                    if !tombstone {
+                        self.memtables.copy(tree, view, buffer)?;
+                    }
                     self.memtables.leave_key(tree, view)?;
                     return Ok(Standing::Buffer);
                 }

@@ -10,12 +10,14 @@
 //! | `retention`, `pick` | their decisions, pure |
 //! | `stale` | values that a merge drops early, for the key index knows a newer version |
 //! | `sources`, `guide` | the two ways of a scan |
+//! | `barren` | where scans begin and nothing lives |
 //! | `ledger` | extents and flips: how the manifest changes |
 //! | `value_log`, `value_write`, `value_space` | large bodies: reading, writing, what becomes of their extents |
 //! | `load` | from pages to shared state |
 //! | `check` | whether all of it is sound |
 //! | `follow` | keeping up with pages that a standby's replay changes |
 
+mod barren;
 mod check;
 mod compact;
 mod flush;

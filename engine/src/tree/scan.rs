@@ -4,6 +4,7 @@
 
 use crate::error::Result;
 use crate::host::{Host, Saw};
+use crate::tree::barren::Walk;
 use crate::tree::guide::{Guide, Step};
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
@@ -73,11 +74,15 @@ pub struct Cursor<H: Host> {
     /// The key that a guided scan has found last.
     key: Vec<u8>,
     keys: u32,
+    /// See [`crate::tree::barren`]: proposals before it was pinned; the walk from its beginning, as long as all keys are dead.
+    begun: u64,
+    walk: Option<Walk>,
 }
 
 impl<H: Host> Tree<'_, H> {
     /// A scan of the keys within the bounds.
     pub fn scan(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>, direction: Direction) -> Result<Cursor<H>> {
+        let begun = self.shared.barren.now();
         Ok(Cursor {
             view: self.pin(),
             lower: lower.map(<[u8]>::to_vec),
@@ -90,6 +95,8 @@ impl<H: Host> Tree<'_, H> {
             row: RowBuf::default(),
             key: Vec::new(),
             keys: 0,
+            begun,
+            walk: None,
         })
     }
 }
@@ -137,6 +144,13 @@ impl<H: Host> Cursor<H> {
         sees_below: Writer,
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
     ) -> Result<bool> {
+        if matches!(self.at, Place::Fresh) && self.direction == Direction::Forward && sees_below.0 > 0 {
+            let (walk, jump) = tree.shared.barren.begin(bound(&self.lower), sees_below, self.begun);
+            self.walk = walk;
+            if let Some(key) = jump {
+                self.leave(Place::Key(Bound::Included(key)));
+            }
+        }
         let found = match self.advance_alone(tree, sees_below)? {
             Some(found) => found,
             None => self.advance(tree, choose)?,
@@ -245,8 +259,11 @@ impl<H: Host> Cursor<H> {
                 Direction::Backward => !beyond(key, lower, *direction),
             };
             let mut flags = Flags::default();
+            let (mut shown, mut writer) = (0u32, Writer(0));
             let mut choose = |head: &Head, hint: &Hint<'_>| {
                 flags = head.flags;
+                shown = shown.saturating_add(1);
+                writer = head.writer;
                 choose(head, hint)
             };
             let step = match way {
@@ -261,6 +278,10 @@ impl<H: Host> Cursor<H> {
                 Way::Fresh => Step::End,
             };
             self.keys = self.keys.saturating_add(1);
+            if self.walk.is_some() {
+                let taken = matches!(step, Step::Key(standing) if !matches!(standing, Standing::Nowhere));
+                self.walk_on(tree, taken && shown == 1 && flags.is_tombstone(), writer);
+            }
             match step {
                 // A merge that takes nothing of a key has gone on to the next.
                 Step::Key(Standing::Nowhere) if matches!(self.way, Way::Merged(_)) => {}
@@ -279,6 +300,21 @@ impl<H: Host> Cursor<H> {
             }
         }
         Ok(false)
+    }
+
+    /// The scan has come to another key since its beginning, or to its end; of the key's newest version: is it a tombstone that
+    /// was taken, whose?
+    fn walk_on(&mut self, tree: &Tree<'_, H>, tombstone: bool, writer: Writer) {
+        let Some(mut walk) = self.walk.take() else { return };
+        let key = match &self.way {
+            Way::Merged(sources) => sources.key(&self.view).unwrap_or_default(),
+            _ => &self.key,
+        };
+        if walk.step(key, tombstone, writer) {
+            self.walk = Some(walk);
+        } else {
+            tree.shared.barren.end(&walk);
+        }
     }
 
     /// Goes on in this direction from the last key returned (that key itself is not returned again). A scan that has
@@ -363,12 +399,15 @@ fn next_merged<H: Host>(
     if !within(next) {
         return Ok(Step::End);
     }
-    while sources.with_head(view, &mut *choose) != Some(Verdict::Take) {
-        if !sources.older(tree, view)? {
-            return Ok(Step::Key(Standing::Nowhere));
+    let tombstone = loop {
+        match sources.with_head(view, |head, hint| (choose(head, hint), head.flags.is_tombstone())) {
+            Some((Verdict::Take, tombstone)) => break tombstone,
+            _ if !sources.older(tree, view)? => return Ok(Step::Key(Standing::Nowhere)),
+            _ => {}
         }
-    }
-    if sources.run_row().is_some() {
+    };
+    // Nobody looks at a tombstone's row.
+    if tombstone || sources.run_row().is_some() {
         return Ok(Step::Key(Standing::Top));
     }
     sources.copy(tree, view, buffer)?;

@@ -1,6 +1,7 @@
 //! A table's state in shared memory: a cache of its pages, to be rebuilt from them at any time (I19).
 //!
-//! Latches, in the order in which they may nest: `rotation`, key stripes, `ledger`, `versions`, the index's own. The ledger's is held over
+//! Latches, in the order in which they may nest: `rotation`, key stripes, `ledger`, `versions`, the index's own; that of
+//! `barren` stands alone. The ledger's is held over
 //! a flip; the versions' only while a superversion is replaced.
 
 use crate::error::{Consumer, Error, Result};
@@ -11,6 +12,7 @@ use crate::manifest::Manifest;
 use crate::memtable::Memtable;
 use crate::mutation::{on, Mutation::*};
 use crate::options::TreeOptions;
+use crate::tree::barren::Barren;
 use crate::tree::latched::Latched;
 use crate::tree::live_options::LiveOptions;
 use crate::tree::value_space::ValueSpace;
@@ -51,6 +53,8 @@ pub struct Shared<H: Host> {
     pub purged: AtomicU64,
     /// Nothing has been written for a while, says the host: merges need not hold back.
     pub at_rest: AtomicBool,
+    /// Where scans need not look.
+    pub barren: Barren<H::Latch>,
     pub next_row: AtomicU64,
     pub last_writer: AtomicU64,
     pub counters: Counters,
@@ -200,6 +204,7 @@ impl<H: Host> Shared<H> {
             gone_before: AtomicU64::new(0),
             purged: AtomicU64::new(0),
             at_rest: AtomicBool::new(false),
+            barren: Barren::new(),
             next_row: AtomicU64::new(next_row.0),
             last_writer: AtomicU64::new(last_writer.0),
             counters: Counters::default(),

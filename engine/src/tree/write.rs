@@ -136,6 +136,7 @@ impl<H: Host> Tree<'_, H> {
                 }
             }
         }
+        self.shared.barren.written(rows.iter().filter(|row| !row.flags.is_tombstone()).map(|row| row.key));
         let bytes: usize = rows.iter().map(|r| r.key.len() + r.body.len()).sum();
         let last_writer = rows.iter().map(|r| r.writer.0).max().unwrap_or(0);
         view.active.logged.fetch_add(bytes as u64, Relaxed);

@@ -70,6 +70,8 @@ const TABLE: &[(Mutation, By)] = &[
     (I13GenerationsReused, Model(Calm)),
     (I14OldestFirst, Model(Calm)),
     (I15OlderNotLookedFor, Model(Calm)),
+    (BarrenNotStruckOff, Scenario(barren_stretches_serve_who_sees_all_of_them)),
+    (BarrenToAll, Scenario(barren_stretches_serve_who_sees_all_of_them)),
     (I15KeyTwice, Model(Calm)),
     (I15BackwardOldest, Model(Calm)),
     (I17GenerationLost, Model(Calm)),

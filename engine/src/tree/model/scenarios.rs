@@ -3,8 +3,9 @@
 use super::check;
 use super::world::Snapshot;
 use super::{Run, SweepCursor, Trouble};
-use crate::tree::{pick, NewRow};
+use crate::tree::{pick, Direction, NewRow};
 use crate::types::*;
+use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
 
 type Rows<'r> = &'r [(&'r [u8], Option<&'r [u8]>)];
@@ -130,4 +131,38 @@ pub(super) fn stale_values_are_dropped_early() {
 #[test]
 fn stale_values_are_dropped_early_unless_somebody_sees_them() {
     stale_values_are_dropped_early();
+}
+
+/// What is remembered of a queue's head serves those who see all that was taken, and nobody else; and nobody any more when a row
+/// comes back there.
+pub(super) fn barren_stretches_serve_who_sees_all_of_them() {
+    let run = calm();
+    let tree = run.tree();
+    let first = |before| {
+        let snapshot = Snapshot { before, running: vec![], own: None };
+        let mut cursor = tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
+        let choose = |head: &Head, _: &crate::tree::Hint<'_>| snapshot.choose(&run.host.world.borrow(), head);
+        let found = cursor.next_in_place(&tree, snapshot.sees_below(), choose).unwrap();
+        found.then(|| cursor.row().key.to_vec())
+    };
+    let jump = |before| tree.shared().barren.begin(Bound::Unbounded, Writer(before), 0).1;
+    let names: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
+    let _held = run.host.world.borrow_mut().hold(Snapshot { before: 2, running: vec![], own: None });
+    run.flush(1, &names.map(|name| (name, Some(name))));
+    run.flush(2, &[(b"a", None), (b"b", None), (b"c", None), (b"d", None)]);
+    for _ in 0..3 {
+        assert_eq!(first(3).as_deref(), Some(&b"e"[..]));
+    }
+    assert_eq!((jump(3), jump(2)), (Some(b"d".to_vec()), None));
+    assert_eq!(first(2).as_deref(), Some(&b"a"[..]), "somebody older sees what was there");
+    run.flush(3, &[(b"f", Some(b"f3"))]);
+    assert!(jump(4).is_some(), "others write elsewhere");
+    run.flush(4, &[(b"b", Some(b"b4"))]);
+    assert_eq!(first(5).as_deref(), Some(&b"b"[..]), "a row came back");
+    assert_eq!(first(4).as_deref(), Some(&b"e"[..]));
+}
+
+#[test]
+fn barren_stretches_are_jumped_over_by_who_sees_all_of_them() {
+    barren_stretches_serve_who_sees_all_of_them();
 }
