@@ -115,7 +115,10 @@ impl<L: RawLatch> Barren<L> {
     /// To be asked before a scan pins its superversion.
     #[inline]
     pub(super) fn now(&self) -> u64 {
-        self.tickets.load(SeqCst)
+        let tickets = self.tickets.load(SeqCst);
+        // What was linked by those who did not know of these proposals is seen from here on.
+        fence(SeqCst);
+        tickets
     }
 
     /// A scan begins at `start` whose reader sees all writers below `sees_below`. Returns its walk, unless the key is too
@@ -144,6 +147,8 @@ impl<L: RawLatch> Barren<L> {
         }
         let Some(last) = Edge::at(&walk.last) else { return };
         let mut known = self.known.lock();
+        // First this, then the number: who begins after the proposal was not missed by a writer who knew of none.
+        self.any.store(1, SeqCst);
         let ticket = self.tickets.fetch_add(1, SeqCst) + 1;
         let known = &mut *known;
         let proposed = Some(Upto { edge: last, seen: walk.seen });
@@ -168,7 +173,6 @@ impl<L: RawLatch> Barren<L> {
                 }
             }
         }
-        self.any.store(1, SeqCst);
     }
 
     /// Rows with these keys have just been linked. To be called before anybody may see them.
