@@ -27,8 +27,8 @@ use pgrx::pg_sys::LockTupleMode as Mode;
 use pgrx::pg_sys::LockWaitPolicy as Policy;
 use pgrx::pg_sys::TM_Result;
 
-/// Bit of the incarnation: the version changed a column of another unique index, to which a foreign key may point. (The
-/// flags of a row version have no room left.)
+/// Bit of the incarnation: the version changed a column of another unique index, to which a foreign key may point; or its writer
+/// had locked the row FOR UPDATE, which announces as much, and heap takes for it. (The flags of a row version have no room left.)
 const KEY_CHANGED: u16 = 1 << 15;
 
 /// Which life of its key a version belongs to.
@@ -484,7 +484,7 @@ pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_chan
     let mut guard = Guard::new(open, &old.key, mode);
     ssi::write_key(open.rel, &old.key);
     let updated = if draft.key == old.key {
-        let marks = if key_changed { KEY_CHANGED } else { 0 };
+        let marks = if key_changed || guard.lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
         match replace(open, old, change, &mut guard, writer, (Flags::default(), marks), &draft.body)? {
             Ok(head) => Updated::Row(head),
             Err(refusal) => Updated::No(refusal),
