@@ -568,6 +568,11 @@ def run(name, campaign):
     directory = work_directory(name)
     begun = time.monotonic()
     servers = []
+
+    def told_to_end(*_):
+        raise Failure("told to end before it was done")
+
+    signal.signal(signal.SIGTERM, told_to_end)
     try:
         summary = campaign(directory, servers)
     except (Failure, subprocess.TimeoutExpired) as failure:
