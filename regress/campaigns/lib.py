@@ -276,9 +276,13 @@ class Load:
             session.start()
         return self
 
-    def stop(self, patience=60):
+    def halt(self):
+        """Nothing more is begun."""
         for session in self.sessions:
             session.halt.set()
+
+    def stop(self, patience=60):
+        self.halt()
         for session in self.sessions:
             try:
                 session.psql.kill()
