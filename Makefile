@@ -34,7 +34,7 @@ deb: setup
 
 .PHONY: test-deb
 test-deb: setup
-	scripts/check-deb.sh
+	scripts/limited 1800 scripts/check-deb.sh
 
 .PHONY: test-docker
 test-docker:
@@ -47,7 +47,7 @@ demo: install
 .PHONY: test
 test: setup lint test-engine install test-server test-deb
 	python3 -m unittest discover --quiet --start-directory bench/sql
-	$(MAKE) SHORT=1 bench-engine bench-sql
+	scripts/limited 2400 $(MAKE) SHORT=1 bench-engine bench-sql
 
 .PHONY: lint
 lint: setup
@@ -58,7 +58,7 @@ lint: setup
 
 .PHONY: test-engine
 test-engine: setup
-	cargo test --quiet --package loosekv-engine --package loosekv-shm --package loosekv
+	scripts/limited 2400 cargo test --quiet --package loosekv-engine --package loosekv-shm --package loosekv
 
 .PHONY: miri
 miri:

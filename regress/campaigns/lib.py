@@ -276,9 +276,13 @@ class Load:
             session.start()
         return self
 
-    def stop(self, patience=60):
+    def halt(self):
+        """Nothing more is begun."""
         for session in self.sessions:
             session.halt.set()
+
+    def stop(self, patience=60):
+        self.halt()
         for session in self.sessions:
             try:
                 session.psql.kill()
@@ -567,6 +571,11 @@ def run(name, campaign):
     directory = work_directory(name)
     begun = time.monotonic()
     servers = []
+
+    def told_to_end(*_):
+        raise Failure("told to end before it was done")
+
+    signal.signal(signal.SIGTERM, told_to_end)
     try:
         summary = campaign(directory, servers)
     except (Failure, subprocess.TimeoutExpired) as failure:

@@ -272,10 +272,11 @@ pub fn attempt(tag: Tag, mode: Mode, me: Writer) -> Attempt {
     attempt
 }
 
-/// This transaction has a lock on the key, in whatever mode.
-pub fn holds_some(tag: &Tag) -> bool {
+/// This transaction has locked the key, in this mode or a stronger one.
+pub fn holds(tag: &Tag, mode: Mode) -> bool {
     in_partition(tag.partition(), |partition| {
-        partition.walk(tag.chain()).any(|(_, entry)| entry.tag == *tag && xact::is_mine(Writer(entry.writer)))
+        let mut locks = partition.walk(tag.chain()).filter(|(_, entry)| entry.tag == *tag && entry.mode >= mode);
+        locks.any(|(_, entry)| xact::is_mine(Writer(entry.writer)))
     })
 }
 

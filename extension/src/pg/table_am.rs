@@ -530,7 +530,7 @@ fn lock_version(
             // Without holding anything that he may want: he may go on changing the row.
             Tried::Busy(head) => {
                 line.get_in(&lock);
-                super::xact::wait_for(open.rel, &head, false, Purpose::Lock);
+                super::xact::wait_for(open.rel, &head, Purpose::Lock);
             }
         }
     };
@@ -559,7 +559,7 @@ fn try_to_lock(
     let mut got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
     if got == Got::WouldBlock {
         // What can be said without the lock is said without waiting for it.
-        if let Ready::No(refusal) = open.ok(write::prepare(open, row, change, &mut None)) {
+        if let Ready::No(refusal) = open.ok(write::prepare(open, row, change)) {
             if refusal.result != TM_Result::TM_BeingModified && !shares_key(open, row, mode) {
                 return Tried::Done(Locking::No(refusal));
             }
@@ -591,7 +591,7 @@ fn lock_taken(
     policy: LockWaitPolicy::Type,
 ) -> Tried {
     loop {
-        let refusal = match open.ok(write::prepare(open, row, change, &mut None)) {
+        let refusal = match open.ok(write::prepare(open, row, change)) {
             Ready::Go(_) => return Tried::Done(Locking::Locked),
             Ready::No(refusal) => refusal,
         };

@@ -1,7 +1,7 @@
 //! Transactions as the table code sees them: full transaction ids, what became of a writer, waiting for one.
 
 use super::bindings_am::raw;
-use loosekv_engine::types::{Fate, Head, Writer};
+use loosekv_engine::types::{Fate, Flags, Head, Writer};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 
@@ -110,10 +110,28 @@ pub enum Purpose {
 /// backend only: nothing in a row version has room for it.)
 pub const SPECULATIVE_TOKEN: u32 = 0x4c4b_5631;
 
+/// Whether the version is part of a speculative insertion that is neither confirmed nor taken back yet. (The flag alone does not
+/// say: a version that had left the memtable when it was confirmed keeps it for ever.)
+pub fn is_speculating(head: &Head) -> bool {
+    if !head.flags.has(Flags::SPECULATIVE) {
+        return false;
+    }
+    let tag = speculative_tag(head.writer);
+    // SAFETY: a heavyweight lock, taken without waiting and released; errors unwind.
+    unsafe {
+        let ended = pg_sys::LockAcquire(&raw const tag, pg_sys::ShareLock as i32, false, true)
+            != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if ended {
+            pg_sys::LockRelease(&raw const tag, pg_sys::ShareLock as i32, false);
+        }
+        !ended
+    }
+}
+
 /// Sleeps until the writer of `head` has ended, or (a speculative insertion) is confirmed or taken back.
-pub fn wait_for(rel: pg_sys::Relation, head: &Head, speculative: bool, purpose: Purpose) {
+pub fn wait_for(rel: pg_sys::Relation, head: &Head, purpose: Purpose) {
     let xid = short(head.writer);
-    if speculative {
+    if is_speculating(head) {
         // SAFETY: waits for a heavyweight lock; errors and cancels unwind.
         unsafe { pg_sys::SpeculativeInsertionWait(xid, SPECULATIVE_TOKEN) };
         return;

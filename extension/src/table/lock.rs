@@ -67,7 +67,7 @@ impl Line {
 
     /// Waits until nobody else is before us.
     pub fn get_in(&mut self, lock: &KeyLock) {
-        if self.exempt || self.lined_up || row_locks::holds_some(&lock.tag) {
+        if self.exempt || self.lined_up || row_locks::holds(&lock.tag, Mode::LockTupleKeyShare) {
             return;
         }
         let (tag, mode) = (line_tag(&lock.tag), lock_mode(self.mode));
@@ -222,6 +222,12 @@ impl KeyLock {
                 });
             });
         }
+    }
+
+    /// This transaction keeps a lock in this mode, or a stronger one, from before.
+    pub fn is_kept(&self, mode: Mode::Type) -> bool {
+        let may_be = !KEPT.with_borrow(Vec::is_empty) || !WHOLE.with_borrow(Vec::is_empty);
+        may_be && (row_locks::holds(&self.tag, mode) || row_locks::holds_whole(&self.tag, mode))
     }
 
     /// Gives back a lock that was taken just now.

@@ -15,7 +15,6 @@ use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Cursor, Hint, Observed};
 use loosekv_engine::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
-use std::cell::Cell;
 
 /// How a version's writer stands to the current transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,12 +137,6 @@ enum Kind {
     Dirty,
     /// Whatever somebody might still see; an answer may be generous.
     NotVacuumable,
-}
-
-thread_local! {
-    /// The speculative version that the last dirty read told its reader to wait for. Told again, he waits for the whole
-    /// transaction: the version was confirmed, but it had left the memtable, and so still looks speculative.
-    static LAST_SPECULATIVE: Cell<(u64, u64)> = const { Cell::new((u64::MAX, 0)) };
 }
 
 /// A snapshot, ready to look at versions.
@@ -434,14 +427,7 @@ impl View {
     fn tell_dirty(&mut self, inserting: Option<Head>, deleting: Option<Head>) {
         let xid = |head: Option<Head>| head.map_or(pg_sys::InvalidTransactionId, |h| xact::short(h.writer));
         let token = match inserting {
-            Some(head)
-                if head.flags.has(Flags::SPECULATIVE) && {
-                    let this = (head.writer.0, head.row_id.0);
-                    LAST_SPECULATIVE.replace(this) != this
-                } =>
-            {
-                SPECULATIVE_TOKEN
-            }
+            Some(head) if xact::is_speculating(&head) => SPECULATIVE_TOKEN,
             _ => 0,
         };
         // SAFETY: the snapshot is valid, and dirty snapshots are made for this.

@@ -27,8 +27,8 @@ use pgrx::pg_sys::LockTupleMode as Mode;
 use pgrx::pg_sys::LockWaitPolicy as Policy;
 use pgrx::pg_sys::TM_Result;
 
-/// Bit of the incarnation: the version changed a column of another unique index, to which a foreign key may point. (The
-/// flags of a row version have no room left.)
+/// Bit of the incarnation: the version changed a column of another unique index, to which a foreign key may point; or its writer
+/// had locked the row FOR UPDATE, which announces as much, and heap takes for it. (The flags of a row version have no room left.)
 const KEY_CHANGED: u16 = 1 << 15;
 
 /// Which life of its key a version belongs to.
@@ -80,13 +80,12 @@ pub fn insert(open: &Open, draft: &Draft, command: u32, flags: Flags) -> Result<
     if !open.info.is_keyed() {
         return append_unkeyed(open, draft, writer, command, flags).map(Inserted::Row);
     }
-    let mut waited_for = None;
     loop {
         let (newest, observed) = mvcc::newest_head(open, &draft.key)?;
         let incarnation = match newest {
             None => 0,
             Some(newest) if newest.standing == Standing::InProgress => {
-                wait(open, &newest.head, &mut waited_for, Purpose::Insert);
+                xact::wait_for(open.rel, &newest.head, Purpose::Insert);
                 continue;
             }
             Some(newest) if !newest.is_absent() => {
@@ -124,13 +123,6 @@ fn append(open: &Open, key: &[u8], body: &[u8], head: &Head, observed: Observed)
     };
     let appended = memory::append(&open.tree, &[row])?;
     Ok((appended.written == 1).then_some(appended.first))
-}
-
-/// Waits until the writer of `head` has ended. The second time for the same speculative version: not for its confirmation
-/// (it was confirmed when it had left the memtable already, and looks speculative for ever) but for the transaction.
-fn wait(open: &Open, head: &Head, waited_for: &mut Option<RowId>, purpose: Purpose) {
-    let speculative = head.flags.has(Flags::SPECULATIVE) && waited_for.replace(head.row_id) != Some(head.row_id);
-    xact::wait_for(open.rel, head, speculative, purpose);
 }
 
 /// Inserts many rows. Stops at the first duplicate and says which one it is.
@@ -276,7 +268,7 @@ pub enum Ready {
 }
 
 /// May the current transaction change the row version `old`? Waits for others who are at it.
-pub fn prepare(open: &Open, old: &RowBuf, change: Change, waited_for: &mut Option<RowId>) -> Result<Ready> {
+pub fn prepare(open: &Open, old: &RowBuf, change: Change) -> Result<Ready> {
     let mut scratch = RowBuf::default();
     loop {
         let (mut newest, mut observed) = mvcc::newest_head(open, &old.key)?;
@@ -314,7 +306,7 @@ pub fn prepare(open: &Open, old: &RowBuf, change: Change, waited_for: &mut Optio
             refusal.xmax = xact::short(newest.head.writer);
             return Ok(Ready::No(refusal));
         }
-        wait(open, &newest.head, waited_for, change.purpose);
+        xact::wait_for(open.rel, &newest.head, change.purpose);
     }
 }
 
@@ -459,13 +451,12 @@ fn allow(open: &Open, old: &RowBuf, change: Change, guard: &mut Guard<'_>) -> Re
 }
 
 fn allow_in_line(open: &Open, old: &RowBuf, change: Change, guard: &mut Guard<'_>, line: &mut Line) -> Result<Ready> {
-    let mut waited_for = None;
     loop {
-        let mut ready = prepare(open, old, Change { wait: false, ..change }, &mut waited_for)?;
+        let mut ready = prepare(open, old, Change { wait: false, ..change })?;
         let busy = matches!(&ready, Ready::No(refusal) if refusal.result == TM_Result::TM_BeingModified);
         if busy && change.wait {
             line.get_in(&guard.lock);
-            ready = prepare(open, old, change, &mut waited_for)?;
+            ready = prepare(open, old, change)?;
         }
         if let Ready::No(_) = ready {
             return Ok(ready);
@@ -493,7 +484,7 @@ pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_chan
     let mut guard = Guard::new(open, &old.key, mode);
     ssi::write_key(open.rel, &old.key);
     let updated = if draft.key == old.key {
-        let marks = if key_changed { KEY_CHANGED } else { 0 };
+        let marks = if key_changed || guard.lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
         match replace(open, old, change, &mut guard, writer, (Flags::default(), marks), &draft.body)? {
             Ok(head) => Updated::Row(head),
             Err(refusal) => Updated::No(refusal),
