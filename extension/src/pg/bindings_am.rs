@@ -22,6 +22,7 @@ pub mod raw {
         pub fn GetCurrentTransactionStartTimestamp() -> pg_sys::TimestampTz;
         pub fn pgstat_count_heap_insert(rel: pg_sys::Relation, n: pg_sys::PgStat_Counter);
         pub fn datumIsEqual(one: pg_sys::Datum, other: pg_sys::Datum, by_value: bool, len: c_int) -> bool;
+        pub fn datum_image_eq(one: pg_sys::Datum, other: pg_sys::Datum, by_value: bool, len: c_int) -> bool;
         pub fn CheckForSerializableConflictOutNeeded(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot) -> bool;
 
         // May raise an error.

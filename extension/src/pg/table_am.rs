@@ -437,15 +437,26 @@ unsafe fn other_keys_differ(open: &Open, old: &RowBuf, slot: *mut TupleTableSlot
             };
             let same_null = old_nulls[at] == nulls[at];
             let attribute = &attributes[at];
-            differ = !same_null
-                || (!nulls[at]
-                    && !raw::datumIsEqual(old_values[at], values[at], attribute.attbyval, attribute.attlen.into()));
+            differ = !same_null || (!nulls[at] && !same_value(old_values[at], values[at], attribute));
             if differ {
                 break;
             }
         }
         pg_sys::ExecDropSingleTupleTableSlot(old_slot);
         differ
+    }
+}
+
+/// To the byte; but the same text may stand in a row with a short header, and come from an expression with a long one.
+///
+/// # Safety
+/// Both are values of the attribute's type.
+unsafe fn same_value(one: pg_sys::Datum, other: pg_sys::Datum, attribute: &pg_sys::FormData_pg_attribute) -> bool {
+    let (by_value, len) = (attribute.attbyval, attribute.attlen.into());
+    // SAFETY: by the contract; what may fail is a large value that has to be fetched, under a guard.
+    unsafe {
+        raw::datumIsEqual(one, other, by_value, len)
+            || (len == -1 && pg_sys::ffi::pg_guard_ffi_boundary(|| raw::datum_image_eq(one, other, by_value, len)))
     }
 }
 
