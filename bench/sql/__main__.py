@@ -98,7 +98,9 @@ def run_suite(options):
         return
     rounds = options.rounds or plan.ROUNDS[options.form]
     results = open_results(options, options.label or options.form)
-    results.describe(form=options.form, rounds=rounds, **machine_facts())
+    # Each run that these results are of, for it may have been narrowed.
+    runs = [*results.machine.get("runs", "").split("; "), " ".join(sys.argv[1:])]
+    results.describe(form=options.form, rounds=rounds, runs="; ".join(filter(None, runs)), **machine_facts())
     runner.run(groups, rounds, results, options)
     make_report(results)
 
