@@ -98,6 +98,10 @@ def run_suite(options):
         return
     rounds = options.rounds or plan.ROUNDS[options.form]
     results = open_results(options, options.label or options.form)
+    sizes = {group.id: group.rows for group in groups}
+    for record in results.records:
+        if sizes.get(record["group"], record["base_rows"]) != record["base_rows"]:
+            sys.exit(f"{record['group']} has results of {record['base_rows']} rows under this label: take another label, or --rows {record['base_rows']}")
     # Each run that these results are of, for it may have been narrowed.
     runs = [*results.machine.get("runs", "").split("; "), " ".join(sys.argv[1:])]
     results.describe(form=options.form, rounds=rounds, runs="; ".join(filter(None, runs)), **machine_facts())
