@@ -17,6 +17,13 @@ REVOKE ALL ON FUNCTION loosekv.key_handler(internal) FROM PUBLIC;
 CREATE ACCESS METHOD loosekv_key TYPE INDEX HANDLER loosekv.key_handler;
 COMMENT ON ACCESS METHOD loosekv_key IS 'primary key of a loosekv table: the table itself (not to be named in SQL)';
 
+-- A primary key depends on its table and on nothing else of the extension, but cannot be dropped without its access method.
+-- With this, DROP EXTENSION ... CASCADE drops tables and their keys first.
+INSERT INTO pg_catalog.pg_depend (classid, objid, objsubid, refclassid, refobjid, refobjsubid, deptype)
+    SELECT a.tableoid, a.oid, 0, k.tableoid, k.oid, 0, 'n'
+    FROM pg_catalog.pg_am a, pg_catalog.pg_am k
+    WHERE a.amname OPERATOR(pg_catalog.=) 'loosekv' AND k.amname OPERATOR(pg_catalog.=) 'loosekv_key';
+
 -- For those who run the database. The functions check privileges themselves: see their comments.
 
 CREATE FUNCTION loosekv.flush(relation regclass) RETURNS void
@@ -67,6 +74,14 @@ CREATE VIEW loosekv.stats AS
           AND (pg_catalog.has_table_privilege(c.oid, 'SELECT') OR pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'));
 COMMENT ON VIEW loosekv.stats IS 'every loosekv table of the database: runs, memtables, key index, space, and counters since it was loaded into memory';
 
+CREATE FUNCTION loosekv.memory_parts(OUT part text, OUT bytes bigint, OUT limit_bytes bigint)
+    RETURNS SETOF record
+    AS 'MODULE_PATHNAME', 'loosekv_memory_parts_wrapper' LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION loosekv.memory_parts() IS 'what loosekv.memory shows';
+
+CREATE VIEW loosekv.memory AS SELECT * FROM loosekv.memory_parts();
+COMMENT ON VIEW loosekv.memory IS 'what loosekv.shared_memory is used for, in all databases together';
+
 CREATE FUNCTION loosekv.progress_entries(OUT pid int, OUT relid oid, OUT command text,
         OUT done bigint, OUT total bigint, OUT unit text)
     RETURNS SETOF record
@@ -102,4 +117,4 @@ CREATE VIEW loosekv.horizon AS
 COMMENT ON VIEW loosekv.horizon IS 'sessions, standbys, prepared transactions and replication slots that keep old versions of rows from being dropped';
 
 GRANT USAGE ON SCHEMA loosekv TO PUBLIC;
-GRANT SELECT ON loosekv.stats, loosekv.progress, loosekv.horizon TO PUBLIC;
+GRANT SELECT ON loosekv.stats, loosekv.memory, loosekv.progress, loosekv.horizon TO PUBLIC;

@@ -26,6 +26,8 @@ static WRITE_THROTTLE: GucSetting<i32> = GucSetting::<i32>::new(10);
 pub struct Limits {
     pub memtables: u64,
     pub key_index: u64,
+    /// What key indexes may make of the heap into blocks of their sizes: what they count, and what is free of it.
+    pub growth: u64,
 }
 
 pub fn shared_memory_bytes() -> usize {
@@ -41,8 +43,9 @@ pub fn budgets() -> Limits {
         megabytes => (megabytes as u64) << 20,
     };
     // Whatever is asked for the index, memtables keep a quarter: without them nothing can be written.
-    let key_index = key_index.min(usable - all / 4);
-    Limits { memtables: usable - key_index, key_index }
+    let growth = usable - all / 4;
+    let key_index = key_index.min(growth);
+    Limits { memtables: usable - key_index, key_index, growth }
 }
 
 /// Bytes of rows after which a memtable is frozen and flushed. A quarter of all memtables' memory at the most, so that one

@@ -73,6 +73,34 @@ def key_index(server):
     return unindexed
 
 
+def beyond_memory(directory, servers):
+    """One statement with several times the keys that fit in all of the memory, then others; what tables had comes back."""
+    server = cluster(directory, servers, "beyond", "loosekv.shared_memory = '16MB'", "loosekv.workers = 2", "fsync = off")
+    rows = 1_000_000 if lib.SHORT else 4_000_000
+    server.sql("CREATE TABLE beyond (k uuid PRIMARY KEY, v text) USING loosekv",
+               f"INSERT INTO beyond SELECT md5(i::text)::uuid, i FROM generate_series(1, {rows}) i", timeout=1200)
+    if int(server.sql("SELECT max(runs - indexed_runs) FROM loosekv.stats")) == 0:
+        raise lib.Failure("all runs are indexed: nothing was tested")
+    server.sql(f"INSERT INTO beyond SELECT md5(i::text)::uuid, -i FROM generate_series(1, {rows}, 7) i ON CONFLICT (k) DO UPDATE SET v = EXCLUDED.v", timeout=1200)
+    wrong = server.sql(f"SELECT count(*) FROM generate_series(1, {rows}, 997) i LEFT JOIN beyond b ON b.k = md5(i::text)::uuid "
+                       "WHERE v IS DISTINCT FROM (CASE WHEN i % 7 = 1 THEN -i ELSE i END)::text", timeout=600)
+    if wrong != "0" or server.sql("SELECT count(*) FROM beyond", timeout=600) != str(rows):
+        raise lib.Failure(f"{wrong} rows read by key are wrong, or some are missing")
+    server.sql("DROP TABLE beyond")
+    memory_came_back(server)
+    return rows
+
+
+def memory_came_back(server):
+    """Of tables that are gone nothing stays in memory."""
+    parts = "coalesce(sum(bytes) FILTER (WHERE part = 'memtables') + sum(bytes) FILTER (WHERE part = 'key index'), -1)"
+    deadline = time.monotonic() + 60
+    while int(server.sql(f"SELECT {parts} FROM loosekv.memory")) > 1 << 20:
+        if time.monotonic() > deadline:
+            raise lib.Failure("memory of dropped tables is not free: " + server.sql("TABLE loosekv.memory").replace("\n", ", "))
+        time.sleep(0.5)
+
+
 def row_locks(server):
     """More rows locked than the lock table holds, by one and by many; others still have to wait."""
     server.sql("CREATE TABLE locked (k int PRIMARY KEY, v int) USING loosekv", "INSERT INTO locked SELECT i, 0 FROM generate_series(1, 50000) i")
@@ -150,6 +178,7 @@ def many_tables(server, count):
                 raise lib.Failure(f"a table among {first}..{first + per} lacks rows{' after a crash' if crash else ''}")
     for first in range(0, count, per):
         server.sql(f"DROP TABLE {', '.join(f'many{n}' for n in range(first, min(first + per, count)))}")
+    memory_came_back(server)
 
 
 class SmallDisk:
@@ -279,13 +308,15 @@ def main(directory, servers):
     full = no_worker(alone)
     unindexed = key_index(alone)
     alone.kill_all()
+    beyond = beyond_memory(directory, servers)
+    servers[-1].kill_all()
     server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25")
     row_locks(server)
     refused = connections(server)
     workers(server)
     many_tables(server, tables)
     full_disk = disk_full(directory, server, rng, 3 if lib.SHORT else 20)
-    return (f"memory full {full} times, {unindexed} runs beyond the index's memory, {refused} connections refused, {tables} tables; "
+    return (f"memory full {full} times, {unindexed} runs beyond the index's memory, {beyond} rows with 16 MB, {refused} connections refused, {tables} tables; "
             f"disk full at {full_disk}; no difference")
 
 

@@ -64,6 +64,27 @@ CREATE TABLE heap_table (k int) USING heap;
 SELECT * FROM loosekv.check('heap_table');
 SELECT * FROM loosekv.check(NULL);
 
+-- What memory is used for adds up.
+SELECT part, bytes >= 0 AS counted, limit_bytes > 0 AS limited FROM loosekv.memory;
+SELECT abs(sum(bytes) FILTER (WHERE part NOT IN ('key index', 'all')) - max(bytes) FILTER (WHERE part = 'all'))
+           < max(bytes) FILTER (WHERE part = 'all') / 50 AS complete
+FROM loosekv.memory;
+
+-- The extension takes its tables with it, keys and all.
+CREATE MATERIALIZED VIEW surface_view USING loosekv AS SELECT 1 AS k;
+CREATE INDEX ON loose ((k || ' '));
+BEGIN;
+SET LOCAL client_min_messages = warning;
+DROP EXTENSION loosekv CASCADE;
+SELECT count(*) FROM pg_class WHERE relname IN ('checked', 'loose', 'loose_pkey', 'surface_view');
+CREATE EXTENSION loosekv;
+CREATE TABLE again (k int PRIMARY KEY) USING loosekv;
+INSERT INTO again VALUES (1);
+DROP EXTENSION loosekv CASCADE;
+ROLLBACK;
+SELECT count(*) FROM pg_class WHERE relname IN ('checked', 'loose', 'loose_pkey', 'surface_view');
+SELECT count(*) FROM loose;
+
 -- A cancel request ends it.
 SET statement_timeout = 1;
 SELECT count(*) FROM loosekv.check('checked'), generate_series(1, 1000) WHERE pg_sleep(0.01) IS NULL;

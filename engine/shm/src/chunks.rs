@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A claim first takes its number from `free`, then finds a run of clear bits and sets them word by word; if somebody was
-//! faster it undoes its own bits and searches on. Single chunks (they become small objects and stay) come from the low
-//! end, runs (large blocks, which come back) from the high end, so that small objects do not break up the room for runs.
+//! faster it undoes its own bits and searches on. Single chunks (they become small objects, and rarely come back) come from
+//! the low end, runs (large blocks, which do) from the high end, so that small objects do not break up the room for runs.
 //! A process killed halfway leaves bits set: chunks lost until the heap is created anew, nothing worse.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
@@ -20,6 +20,8 @@ const ATTEMPTS: u32 = 16;
 /// How far into the emergency area a claim may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Level {
+    /// Not at all; and small objects only up to a bound ([`crate::heap::limit_growth`]).
+    Growth,
     /// Not at all.
     Normal,
     /// For operations that free memory: all but a quarter.
@@ -29,7 +31,7 @@ pub(crate) enum Level {
 }
 
 impl Level {
-    pub const ALL: [Level; 3] = [Level::Normal, Level::Freeing, Level::Last];
+    pub const ALL: [Level; 4] = [Level::Growth, Level::Normal, Level::Freeing, Level::Last];
 }
 
 /// See the module's page.
@@ -74,6 +76,10 @@ impl Chunks {
         self.free.load(Relaxed)
     }
 
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
     /// Chunks of the emergency area.
     pub fn kept(&self) -> usize {
         self.kept
@@ -92,7 +98,7 @@ impl Chunks {
     fn take(&self, n: usize, level: Level, find: fn(&Self, usize) -> Option<usize>) -> Option<usize> {
         debug_assert!(n > 0);
         let floor = match level {
-            Level::Normal => self.kept,
+            Level::Growth | Level::Normal => self.kept,
             Level::Freeing => self.kept / 4,
             Level::Last => 0,
         };

@@ -2,17 +2,19 @@
 //!
 //! ```text
 //!  base                                                                              base + size (at most 32 GiB)
-//!  | header: roots, collector, counters, | chunk  | chunk 0 | chunk 1 |  ...  | chunk n |
-//!  | bumps, a BatchStack per class       | bitmap | small objects ->      <- large blocks |
+//!  | header: roots, collector, counters, | chunk  | use of | chunk 0 | chunk 1 |  ...  | chunk n |
+//!  | bumps, a BatchStack per class       | bitmap | chunks | small objects ->      <- large blocks |
 //!
 //!  this process:  magazine per class (class.rs)  <-- batches -->  BatchStack in the header (stack.rs)
-//!                                                <-- carved  ---  bump in the current chunk <- chunks.rs
+//!                                                <-- carved  ---  bump in the current chunk (carve.rs) <- chunks.rs
 //! ```
 //!
 //! Small objects (up to 16 KiB) come from this process's magazines, which are plain statics: while the heap is attached
 //! exactly one thread of a process may use it (PostgreSQL's backends have one). A magazine takes from and gives to the
 //! central stack of its class in batches; when that is empty, objects are carved from chunks. Larger blocks are runs of
-//! chunks and merge again when freed; memory carved for a class stays with small objects.
+//! chunks and merge again when freed. Chunks whose small objects are all free are given back when somebody finds no chunk
+//! (give_back.rs). What grows with the data, and can do with less, stops at a bound ([`limit_growth`]), so that small
+//! objects do not take all of the heap.
 //!
 //! Nobody ever holds a lock, so a process that dies at any instruction leaves the heap sound; what its magazines held is
 //! lost until the heap is created anew, as the host does when a process was killed.
@@ -24,8 +26,11 @@
 
 #![allow(clippy::indexing_slicing, reason = "arrays with a place for each class, level and root")]
 
+use crate::carve::{carve, Bump, ChunkUse};
 use crate::chunks::{words_for, Chunks, Level, CHUNK};
 use crate::class;
+pub use crate::give_back::heed;
+use crate::give_back::{self, Passes};
 use crate::reserve;
 use crate::stack::{link, next, Batch, BatchStack};
 use crate::{epoch, latch, scope};
@@ -52,37 +57,40 @@ const PAGE: usize = 4096;
 
 /// The head of the segment.
 #[repr(C)]
-struct Header {
+pub(crate) struct Header {
     magic: u64,
     size: usize,
     /// Address of chunk 0.
     chunks_at: *mut u8,
     roots: [AtomicUsize; ROOTS],
     collector: MaybeUninit<Collector>,
-    counters: Counters,
+    pub(crate) counters: Counters,
     chunks: Chunks,
     /// Where small objects are carved, a chunk for each level: who may not use the emergency area must not get at a chunk
     /// that somebody else took from it.
     bumps: [Bump; Level::ALL.len()],
+    /// For each chunk.
+    uses: *const ChunkUse,
+    /// Chunks that growth may make into small objects.
+    growth: AtomicUsize,
+    pub(crate) passes: Passes,
     central: [Central; class::COUNT],
 }
 
 #[repr(C, align(128))]
-struct Counters {
+pub(crate) struct Counters {
     /// Chunks in large blocks.
     block_chunks: AtomicUsize,
+    /// Chunks of small objects.
+    object_chunks: AtomicUsize,
     /// Reservations refused.
     refused: AtomicU64,
     /// Times that small objects were carved from the emergency area, and from its last quarter.
-    emergencies: AtomicU64,
-    last: AtomicU64,
+    pub emergencies: AtomicU64,
+    pub last: AtomicU64,
     /// Bytes lost at the ends of chunks.
-    scraps: AtomicUsize,
+    pub scraps: AtomicUsize,
 }
-
-/// offset / 8 : 32 | bytes left / 8 : 32. Chunks carved for small objects never come back, so a value never recurs.
-#[repr(C, align(128))]
-struct Bump(AtomicU64);
 
 #[repr(C, align(128))]
 struct Central {
@@ -172,11 +180,6 @@ static CAPACITY: [u32; class::COUNT] = {
     all
 };
 
-/// Objects carved at once.
-fn portion(c: usize) -> usize {
-    (PAGE / class::size(c)).clamp(RESERVED as usize, 64)
-}
-
 /// Makes a new heap of the `size` bytes at `mem` and attaches this process and its later forks to it. Of these,
 /// `emergency` bytes serve only operations that free memory. Called where the segment is made, and again after a crash
 /// restart: it forgets every earlier heap, and all that this process knew of it.
@@ -196,18 +199,22 @@ pub unsafe fn create(mem: *mut u8, size: usize, emergency: usize) {
 
     let bitmap_at = size_of::<Header>().next_multiple_of(128);
     let bitmap_words = words_for(size / CHUNK);
-    let chunks_at = mem.wrapping_add(bitmap_at + bitmap_words * 8);
+    let uses_at = bitmap_at + bitmap_words * 8;
+    let uses_end = uses_at + size / CHUNK * size_of::<ChunkUse>();
+    let chunks_at = mem.wrapping_add(uses_end);
     let chunks_at = chunks_at.wrapping_add(chunks_at.align_offset(PAGE));
     let count = (size - (chunks_at.addr() - mem.addr())) / CHUNK;
     let kept = emergency.div_ceil(CHUNK);
 
-    // SAFETY: the header and the bitmap lie in the segment, which is ours; zeroes are valid for all but `collector`, which
-    // is MaybeUninit, and the fields written here.
+    // SAFETY: the header, the bitmap and the uses lie in the segment, which is ours; zeroes are valid for all but
+    // `collector`, which is MaybeUninit, and the fields written here.
     unsafe {
-        ptr::write_bytes(mem, 0, bitmap_at + bitmap_words * 8);
+        ptr::write_bytes(mem, 0, uses_end);
         let header = mem.cast::<Header>();
         ptr::addr_of_mut!((*header).chunks).write(Chunks::new(mem.add(bitmap_at).cast(), count, kept));
         ptr::addr_of_mut!((*header).chunks_at).write(chunks_at);
+        ptr::addr_of_mut!((*header).uses).write(mem.add(uses_at).cast());
+        (*header).growth.store(count, Relaxed);
         ptr::addr_of_mut!((*header).size).write(size);
         ptr::addr_of_mut!((*header).magic).write(MAGIC);
     }
@@ -221,6 +228,26 @@ pub unsafe fn create(mem: *mut u8, size: usize, emergency: usize) {
     });
     // SAFETY: the header is ours alone until this process forks.
     unsafe { ptr::addr_of_mut!((*mem.cast::<Header>()).collector).write(MaybeUninit::new(collector)) };
+}
+
+/// Bounds what may be made into small objects for what asks with [`reserve::Needs::reserve_growth`] and
+/// [`reserve::reserve_growth`]: `bytes`, the objects of all others counted in. Without this there is no such bound.
+///
+/// Panics when not attached.
+pub fn limit_growth(bytes: usize) {
+    assert!(attached(), "no shared heap");
+    header().growth.store(bytes / CHUNK, Relaxed);
+}
+
+/// How many bytes of small objects such growth can still get, about: what is carved already and free may be of the wrong
+/// sizes. Endless when not attached.
+pub fn growth_left() -> usize {
+    if !attached() {
+        return usize::MAX;
+    }
+    let header = header();
+    let chunks = header.growth.load(Relaxed).saturating_sub(header.counters.object_chunks.load(Relaxed));
+    chunks.min(header.chunks.free().saturating_sub(header.chunks.kept())) * CHUNK + free_objects()
 }
 
 /// Takes this process (not the others) off the heap: it uses private memory from now on.
@@ -270,6 +297,71 @@ pub fn base() -> usize {
     base_ptr().addr()
 }
 
+impl Header {
+    pub(crate) fn bump(&self, level: Level) -> &Bump {
+        &self.bumps[level as usize]
+    }
+
+    pub(crate) fn stack(&self, c: usize) -> &BatchStack {
+        &self.central[c].stack
+    }
+
+    pub(crate) fn count_carved(&self, c: usize, objects: usize) {
+        self.central[c].carved.fetch_add(objects as u64, Relaxed);
+    }
+
+    pub(crate) fn count_uncarved(&self, c: usize, objects: usize) {
+        self.central[c].carved.fetch_sub(objects as u64, Relaxed);
+    }
+
+    /// Offset of a chunk in the segment.
+    pub(crate) fn offset_of(&self, chunk: usize) -> usize {
+        self.chunks_at.addr() + chunk * CHUNK - base()
+    }
+
+    /// The chunk of an offset in the segment.
+    pub(crate) fn chunk_of(&self, offset: usize) -> usize {
+        (base() + offset - self.chunks_at.addr()) / CHUNK
+    }
+
+    pub(crate) fn chunk_count(&self) -> usize {
+        self.chunks.count()
+    }
+
+    pub(crate) fn use_of(&self, chunk: usize) -> &ChunkUse {
+        assert!(chunk < self.chunks.count());
+        // SAFETY: there is one for each chunk; zeroes are valid, and all in it is atomic.
+        unsafe { &*self.uses.add(chunk) }
+    }
+
+    pub(crate) fn use_at(&self, offset: usize) -> &ChunkUse {
+        self.use_of(self.chunk_of(offset))
+    }
+
+    /// A chunk to carve small objects from.
+    pub(crate) fn take_for_objects(&self, level: Level) -> Option<usize> {
+        let taken = &self.counters.object_chunks;
+        let most = if level == Level::Growth { self.growth.load(Relaxed) } else { usize::MAX };
+        taken.fetch_update(Relaxed, Relaxed, |n| (n < most).then_some(n + 1)).ok()?;
+        let chunk = self.chunks.take_one(level);
+        if chunk.is_none() {
+            taken.fetch_sub(1, Relaxed);
+        }
+        chunk
+    }
+
+    /// Back with a chunk that no object is in.
+    pub(crate) fn give_of_objects(&self, chunk: usize) {
+        self.chunks.give(chunk, 1);
+        self.counters.object_chunks.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Bytes of small objects that are free for every process.
+pub(crate) fn free_objects() -> usize {
+    (0..class::COUNT).map(|c| class::size(c) * header().stack(c).objects() as usize).sum()
+}
+
 /// Start of the segment; null when not attached.
 #[inline(always)]
 pub fn base_ptr() -> *mut u8 {
@@ -283,7 +375,7 @@ pub fn contains<T: ?Sized>(ptr: *const T) -> bool {
 }
 
 #[inline(always)]
-fn header() -> &'static Header {
+pub(crate) fn header() -> &'static Header {
     debug_assert!(attached(), "no shared heap");
     // SAFETY: attached, so `create` has written the header, and the segment stays mapped. What changes later is atomic.
     unsafe { &*base_ptr().cast::<Header>() }
@@ -365,13 +457,17 @@ pub(crate) fn same_room(bytes: usize, new_bytes: usize, align: usize) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn refill(c: usize, level: Level) -> bool {
-    // SAFETY: what central stacks hold is free memory of the class.
-    let got = match unsafe { header().central[c].stack.pop(base_ptr()) } {
-        Some(batch) => batch,
-        None => match carve(c, level) {
-            Some(batch) => batch,
+    let got = loop {
+        let passes = header().passes.now();
+        // SAFETY: what central stacks hold is free memory of the class.
+        let batch = unsafe { header().central[c].stack.pop(base_ptr()) }.or_else(|| carve(c, level));
+        match batch {
+            Some(batch) => break batch,
+            // Somebody may have had in hand what is free.
+            None if header().passes.wait_for_another(passes) => {}
+            None if give_back::run() => {}
             None => return false,
-        },
+        }
     };
     // SAFETY: one thread; the batch is ours and linked.
     unsafe {
@@ -416,81 +512,6 @@ fn spill(c: usize, count: u32) {
     }
 }
 
-/// Objects of class `c` from memory that was never one.
-fn carve(c: usize, level: Level) -> Option<Batch> {
-    let (from, at, count) = Level::ALL
-        .into_iter()
-        .take_while(|l| *l as usize <= level as usize)
-        .find_map(|l| carve_from(l, c).map(|(at, count)| (l, at, count)))?;
-    match from {
-        Level::Normal => {}
-        Level::Freeing => _ = header().counters.emergencies.fetch_add(1, Relaxed),
-        Level::Last => _ = header().counters.last.fetch_add(1, Relaxed),
-    }
-    header().central[c].carved.fetch_add(count as u64, Relaxed);
-    let size = class::size(c);
-    for i in 0..count {
-        let object = at.wrapping_add(i * size);
-        let to = if i + 1 < count { object.wrapping_add(size) } else { ptr::null_mut() };
-        // SAFETY: just carved, so ours.
-        unsafe { link(object, to) };
-    }
-    Some(Batch { first: at, count: count as u32 })
-}
-
-fn carve_from(level: Level, c: usize) -> Option<(*mut u8, usize)> {
-    let bump = &header().bumps[level as usize];
-    let (size, align) = (class::size(c), class::align(c));
-    let pack = |at: usize, left: usize| ((at / 8) as u64) << 32 | (left / 8) as u64;
-    let mut now = bump.0.load(Relaxed);
-    loop {
-        let (at, left) = ((now >> 32) as usize * 8, (now & u64::from(u32::MAX)) as usize * 8);
-        // The segment is aligned to more than any class, so offsets align as addresses do.
-        let start = at.next_multiple_of(align);
-        let count = (left.saturating_sub(start - at) / size).min(portion(c));
-        if count > 0 {
-            let end = start + count * size;
-            match bump.0.compare_exchange_weak(now, pack(end, left - (end - at)), Relaxed, Relaxed) {
-                Ok(_) => {
-                    header().counters.scraps.fetch_add(start - at, Relaxed);
-                    return Some((base_ptr().wrapping_add(start), count));
-                }
-                Err(other) => now = other,
-            }
-            continue;
-        }
-        let chunk = header().chunks.take_one(level)?;
-        let start = header().chunks_at.addr() + chunk * CHUNK - base();
-        let count = (CHUNK / size).min(portion(c));
-        match bump.0.compare_exchange(now, pack(start + count * size, CHUNK - count * size), Relaxed, Relaxed) {
-            Ok(_) => {
-                recycle_tail(at, left);
-                return Some((base_ptr().wrapping_add(start), count));
-            }
-            Err(other) => {
-                header().chunks.give(chunk, 1);
-                now = other;
-            }
-        }
-    }
-}
-
-/// Cuts what is left of a chunk into objects of smaller classes.
-fn recycle_tail(mut at: usize, mut left: usize) {
-    while let Some(c) = class::largest_within(at, left) {
-        header().central[c].carved.fetch_add(1, Relaxed);
-        let first = base_ptr().wrapping_add(at);
-        // SAFETY: the tail of a chunk that only the winner of the bump's exchange cuts up.
-        unsafe {
-            link(first, ptr::null_mut());
-            header().central[c].stack.push(base_ptr(), Batch { first, count: 1 });
-        }
-        at += class::size(c);
-        left -= class::size(c);
-    }
-    header().counters.scraps.fetch_add(left, Relaxed);
-}
-
 /// Gives back everything that this process holds in reserve: before the process forks (or the reserve is of no use to
 /// anybody until it exits), and when it exits.
 pub fn flush_magazines() {
@@ -521,9 +542,26 @@ fn allocate_chunks(bytes: usize, align: usize) -> *mut u8 {
 }
 
 fn take_chunks(n: usize, level: Level) -> Option<*mut u8> {
-    let start = header().chunks.take_run(n, level)?;
+    let start = loop {
+        match header().chunks.take_run(n, level) {
+            Some(start) => break start,
+            None if give_back::run() => {}
+            None => return None,
+        }
+    };
     header().counters.block_chunks.fetch_add(n, Relaxed);
     Some(header().chunks_at.wrapping_add(start * CHUNK))
+}
+
+/// Gives to all what this process has of small objects beyond what a reservation guarantees.
+pub(crate) fn spill_surplus() {
+    for c in 0..class::COUNT {
+        // SAFETY: one thread.
+        let count = unsafe { (*magazines()).of[c].count };
+        if count > RESERVED {
+            spill(c, count - RESERVED);
+        }
+    }
 }
 
 /// # Safety

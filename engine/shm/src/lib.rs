@@ -38,9 +38,11 @@ mod switches;
 
 pub mod alloc;
 mod broken;
+mod carve;
 mod chunks;
 mod class;
 pub mod epoch;
+mod give_back;
 pub mod heap;
 mod interleave;
 pub mod latch;
@@ -51,7 +53,7 @@ mod stack;
 pub use alloc::SharedAlloc;
 pub use epoch::{pin, Pin};
 pub use latch::{ExclusiveGuard, RawLatch, SharedGuard, ThreadLatch};
-pub use reserve::{reserve, reserve_emergency, Full, Needs};
+pub use reserve::{reserve, reserve_emergency, reserve_growth, Full, Needs};
 pub use scope::Scope;
 
 /// In debug builds: what is about to be published to other processes must be in the segment, if there is one.

@@ -75,6 +75,17 @@ impl Needs {
         }
     }
 
+    /// As [`Needs::reserve`], for what grows with the data and can do with less: refused at the bound that
+    /// [`heap::limit_growth`] set.
+    #[inline(always)]
+    pub fn reserve_growth(self) -> Result<(), Full> {
+        if heap::attached() && heap::low() & self.0 != 0 {
+            stock(self.0, Level::Growth)
+        } else {
+            Ok(())
+        }
+    }
+
     /// As [`Needs::reserve`], for operations that end up freeing memory: may use the emergency area, and when that is used
     /// up makes do with one object of each size, which is enough to retire
     /// 50 objects. Being refused can pass: a pinned process may only be waiting for a core.
@@ -127,6 +138,12 @@ fn stock(set: u128, level: Level) -> Result<(), Full> {
 #[inline]
 pub fn reserve(sizes: &[usize]) -> Result<(), Full> {
     reserve_sizes(sizes, Level::Normal)
+}
+
+/// As [`reserve`], for what grows with the data and can do with less. See [`Needs::reserve_growth`].
+#[inline]
+pub fn reserve_growth(sizes: &[usize]) -> Result<(), Full> {
+    reserve_sizes(sizes, Level::Growth)
 }
 
 /// As [`reserve`], for operations that end up freeing memory. See [`Needs::reserve_emergency`].

@@ -88,6 +88,18 @@ impl BatchStack {
         }
     }
 
+    /// Takes all batches, to be looked through one after another.
+    ///
+    /// # Safety
+    /// As for [`BatchStack::pop`].
+    pub unsafe fn take_all(&self, base: *mut u8) -> Taken<'_> {
+        let mut head = self.head.load(Acquire);
+        while let Err(now) = self.head.compare_exchange_weak(head, next_tag(head), AcqRel, Acquire) {
+            head = now;
+        }
+        Taken { from: self, base, next: head & OFFSET }
+    }
+
     /// # Safety
     /// As for [`BatchStack::pop`].
     unsafe fn look(&self, base: *mut u8) -> Option<Top> {
@@ -108,6 +120,30 @@ impl BatchStack {
         let count = (top.word >> 32) as u32;
         self.objects.fetch_sub(u64::from(count), Relaxed);
         Some(Batch { first: top.first, count })
+    }
+}
+
+/// Batches that only this process has.
+pub(crate) struct Taken<'s> {
+    from: &'s BatchStack,
+    base: *mut u8,
+    next: u64,
+}
+
+impl Iterator for Taken<'_> {
+    type Item = Batch;
+
+    fn next(&mut self) -> Option<Batch> {
+        if self.next == 0 {
+            return None;
+        }
+        let first = self.base.wrapping_add(self.next as usize * 8);
+        // SAFETY: a batch that was taken, so ours; what follows it is read before it is handed on.
+        let word = unsafe { batch_word(first) }.load(Relaxed);
+        self.next = word & OFFSET;
+        let count = (word >> 32) as u32;
+        self.from.objects.fetch_sub(u64::from(count), Relaxed);
+        Some(Batch { first, count })
     }
 }
 

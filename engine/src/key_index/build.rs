@@ -56,7 +56,7 @@ pub(super) enum For {
 impl For {
     pub(super) fn reserve(self, size: usize) -> Result<(), Full> {
         match self {
-            For::Growth => loosekv_shm::reserve(&[size]),
+            For::Growth => loosekv_shm::reserve_growth(&[size]),
             For::Freeing => loosekv_shm::reserve_emergency(&[size]),
         }
     }

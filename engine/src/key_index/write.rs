@@ -227,7 +227,7 @@ impl<L: RawLatch> KeyIndex<L> {
         if new > old && used.saturating_add(new - old) > budget.limit.load(Ordering::Relaxed) {
             return None;
         }
-        NODE_NEEDS.reserve().ok()?;
+        NODE_NEEDS.reserve_growth().ok()?;
         self.publish(spot, drafts);
         self.account(budget, new, old);
         Some(())

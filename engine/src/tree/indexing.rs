@@ -8,16 +8,20 @@
 //! Keeps I3 to I5, I14.
 
 use crate::error::Result;
-use crate::host::{Horizon, Host, Work};
+use crate::host::{Budget, Horizon, Host, Work};
 use crate::key_index::{IndexEntry, SweepCursor};
 use crate::manifest::RunDesc;
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{Run, Scratch};
 use crate::tree::read::Pages;
+use crate::tree::shared::Shared;
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
 use crate::types::L0Id;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 /// Entries looked at in one go of a sweep.
 const SWEEP: usize = if cfg!(test) { 16 } else { 1024 };
@@ -37,16 +41,15 @@ impl<H: Host> Tree<'_, H> {
             self.shared.purged.store(0, SeqCst);
             view = self.pin();
         }
-        let at = match view.first_unindexed(view.indexed_from) {
-            _ if on(I14OldestFirst) => view.runs.len() - 1,
-            at => at,
+        let budget = &self.host.budgets().key_index;
+        let at = match self.shared.run_to_index(&view, budget) {
+            Some(_) if on(I14OldestFirst) => view.runs.len() - 1,
+            Some(at) => at,
+            None => return Ok(false),
         };
         let evictions = self.shared.evictions.load(SeqCst);
         let Some(desc) = view.runs.get(at) else { return Ok(false) };
-        let budget = &self.host.budgets().key_index;
-        if budget.is_full() {
-            return Ok(false);
-        }
+        let room = room_in(budget);
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         let run = Run::new(&desc.shape, &desc.extents);
         let pages = Pages(&self.host);
@@ -66,6 +69,7 @@ impl<H: Host> Tree<'_, H> {
                 Ok(())
             })?;
             if self.shared.index.raise_batch(&keys.entries(desc.last_l0), budget).is_err() {
+                self.shared.misfit.set(desc.last_l0, room);
                 return Ok(false);
             }
             self.host.merging(self)?;
@@ -160,6 +164,44 @@ impl<H: Host> Tree<'_, H> {
         let versions = self.shared.versions.lock();
         let pinned = versions.retired.iter().filter(|v| v.is_pinned());
         pinned.map(|v| v.flushed).fold(view.flushed, L0Id::min)
+    }
+}
+
+impl<H: Host> Shared<H> {
+    /// Place in the superversion's runs of the one that the index is to cover next. `None`: it covers all of them, or has no
+    /// room for that one.
+    pub fn run_to_index(&self, view: &SuperVersion, budget: &Budget) -> Option<usize> {
+        let at = view.first_unindexed(view.indexed_from);
+        let desc = view.runs.get(at)?;
+        (!budget.is_full() && !self.misfit.still(desc.last_l0, room_in(budget))).then_some(at)
+    }
+}
+
+/// Bytes that key indexes may still take.
+fn room_in(budget: &Budget) -> u64 {
+    let left = budget.limit.load(Relaxed).saturating_sub(budget.used.load(Relaxed));
+    left.min(loosekv_shm::heap::growth_left() as u64)
+}
+
+/// The run whose keys found no room in the index when it was last tried, and the room that there was: flushes take what was
+/// indexed of it out again, and nothing is gained by trying the same once more.
+#[derive(Default)]
+pub struct Misfit {
+    /// Its newest L0 id, and one; 0: none.
+    run: AtomicU64,
+    room: AtomicU64,
+}
+
+impl Misfit {
+    fn set(&self, run: L0Id, room: u64) {
+        self.room.store(room, Relaxed);
+        self.run.store(run.0 + 1, Relaxed);
+    }
+
+    /// Whether it is this run, and there is hardly more room than there was.
+    fn still(&self, run: L0Id, room: u64) -> bool {
+        let had = self.room.load(Relaxed);
+        self.run.load(Relaxed) == run.0 + 1 && room <= had.saturating_add(had / 8)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::memtable::Memtable;
 use crate::mutation::{on, Mutation::*};
 use crate::options::TreeOptions;
 use crate::tree::barren::Barren;
+use crate::tree::indexing::Misfit;
 use crate::tree::latched::Latched;
 use crate::tree::live_options::LiveOptions;
 use crate::tree::value_space::ValueSpace;
@@ -43,6 +44,7 @@ pub struct Shared<H: Host> {
     pub evicted_at: AtomicU64,
     /// How often entries left the index to make room in it.
     pub evictions: AtomicU64,
+    pub misfit: Misfit,
     /// In a superversion before this one, an index entry may name a run that is newer than the one that holds the key:
     /// runs that are one run by now were several then.
     pub coarse_before: AtomicU64,
@@ -200,6 +202,7 @@ impl<H: Host> Shared<H> {
             evicted_below: AtomicU64::new(0),
             evicted_at: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
+            misfit: Misfit::default(),
             coarse_before: AtomicU64::new(0),
             gone_before: AtomicU64::new(0),
             purged: AtomicU64::new(0),

@@ -51,11 +51,15 @@ unsafe extern "C-unwind" fn leave(_code: i32, _arg: pg_sys::Datum) {
 #[pg_guard]
 unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     match event {
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => forget_dropped(true),
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => {
+            forget_dropped(true);
+            loosekv_shm::heap::heed();
+        }
         pg_sys::XactEvent::XACT_EVENT_ABORT => {
             // Destructors ran when the error unwound; what C code jumped over is let go of here.
             loosekv_shm::recover();
             forget_dropped(false);
+            loosekv_shm::heap::heed();
         }
         _ => {}
     }

@@ -26,7 +26,7 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
     }
     tree.at_rest.store(quiet, Relaxed);
     let indexed = view.first_unindexed(view.indexed_from) == view.runs.len();
-    if !indexed && !budgets.key_index.is_full() {
+    if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);
     }
     if tree.merge_due(oldest).is_some() {

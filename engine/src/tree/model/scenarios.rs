@@ -166,3 +166,29 @@ pub(super) fn barren_stretches_serve_who_sees_all_of_them() {
 fn barren_stretches_are_jumped_over_by_who_sees_all_of_them() {
     barren_stretches_serve_who_sees_all_of_them();
 }
+
+/// A run whose keys find no room in the index is left alone until there is more room than there was.
+#[test]
+fn a_run_that_does_not_fit_the_index_is_tried_once() {
+    let run = calm();
+    let tree = run.tree();
+    let budget = &run.host.budgets.key_index;
+    let names: Vec<Vec<u8>> = (0..400u32).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes().to_vec()).collect();
+    let rows: Vec<(&[u8], Option<&[u8]>)> = names.iter().map(|name| (name.as_slice(), Some(b"v".as_slice()))).collect();
+    run.flush(1, &rows);
+    let needed = budget.used.load(Relaxed);
+    budget.limit.store(needed / 2, Relaxed);
+    run.flush(2, &[(b"x", Some(b"x2"))]);
+    assert_eq!(tree.shared().coverage().from, L0Id(2));
+    let wanted = || tree.shared().run_to_index(&tree.pin(), budget).is_some();
+    assert!(wanted());
+    assert!(!tree.rebuild_index().unwrap() && !wanted());
+    for writer in 3..6 {
+        // What was indexed of it goes again, and leaves the room that there was.
+        run.flush(writer, &[(b"y", Some(b"y"))]);
+        assert!(!wanted());
+    }
+    budget.limit.store(needed * 2, Relaxed);
+    assert!(wanted() && tree.rebuild_index().unwrap());
+    assert!(tree.shared().coverage().complete);
+}

@@ -201,7 +201,10 @@ impl Registry {
         };
         if !tree.is_null() {
             // SAFETY: made by `Box::into_raw` when it was published; nobody uses it and nobody can find it.
-            drop(unsafe { Box::from_raw(tree) });
+            let tree = unsafe { Box::from_raw(tree) };
+            if let Some(global) = global::get() {
+                tree.index.uncount(&global.budgets.key_index);
+            }
         }
     }
 
