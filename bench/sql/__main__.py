@@ -45,6 +45,11 @@ def parse(arguments):
     docs.add_argument("--soak", help="label of a soak's results")
     docs.add_argument("--to", default=os.path.join(REPOSITORY, "docs", "performance.md"))
 
+    crossover = commands.add_parser("crossover", help="which part of a table the planner reads by index, and whether it should")
+    crossover.add_argument("--rows", type=int, default=1_000_000)
+    crossover.add_argument("--rounds", type=int, default=3)
+    add_common(crossover)
+
     soak = commands.add_parser("soak", help="inserts for a long time: pauses, and throughput by tenths")
     soak.add_argument("--minutes", type=float, default=30)
     soak.add_argument("--rows-per-statement", type=int, choices=(1, 100), default=1)
@@ -140,6 +145,9 @@ def main():
         import docs
         docs.write(Results(os.path.join(RESULTS, f"sql-{options.label}")),
                    Results(os.path.join(RESULTS, f"sql-{options.soak}")) if options.soak else None, options.to)
+    elif options.command == "crossover":
+        import crossover
+        crossover.run(options)
     else:
         import soak
         soak.run(options, open_results(options, options.label or "soak"))

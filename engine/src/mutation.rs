@@ -70,6 +70,8 @@ switches! {
         I14OldestFirst,
         /// A guided scan does not look for older versions.
         I15OlderNotLookedFor,
+        /// A row version found by its id is taken for the newest of its key.
+        RowTakenForAlone,
         /// A barren stretch stays one though somebody writes there.
         BarrenNotStruckOff,
         /// Who does not see all tombstones of a barren stretch jumps over it.

@@ -113,21 +113,22 @@ impl<'a> Run<'a> {
         Ok(false)
     }
 
-    /// Copies out the row version with this row id. False: it is not in this run.
+    /// Copies out the row version with this row id. Whether it is the newest of its key in this run; `None`: it is not in
+    /// this run.
     pub fn by_row<S: PageSource>(
         &self,
         source: &S,
         row: RowId,
         scratch: &mut Scratch,
         out: &mut RowBuf,
-    ) -> Result<bool> {
+    ) -> Result<Option<bool>> {
         if row < self.shape.min_row || row > self.shape.max_row || self.shape.rows == 0 {
-            return Ok(false);
+            return Ok(None);
         }
-        let Some(index) = self.page_of_row(source, row, scratch)? else { return Ok(false) };
+        let Some(index) = self.page_of_row(source, row, scratch)? else { return Ok(None) };
         let (page, no, seq) = self.read(source, index)?;
         scratch.pages_read += 1;
-        let (image, _) = image(&page, no, seq, &mut scratch.image)?;
+        let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
         let layout = Layout::parse(no, image)?;
         let Some(slot) = layout.find_row(image, row)? else {
             return Err(Error::page(no, CONTENT, format!("row {row} is not where the directory says")));
@@ -137,7 +138,11 @@ impl<'a> Run<'a> {
         scratch.key.extend_from_slice(layout.prefix(image));
         scratch.key.extend_from_slice(suffix);
         out.set(&RowRef { key: &scratch.key, head, body });
-        Ok(true)
+        let newest = match slot.checked_sub(1) {
+            Some(before) => !layout.is_same_key(image, before, slot)?,
+            None => flags & CONTINUES == 0,
+        };
+        Ok(Some(newest))
     }
 
     /// Which data page has this row id.

@@ -18,6 +18,7 @@
 //! | `follow` | keeping up with pages that a standby's replay changes |
 
 mod barren;
+mod by_row;
 mod check;
 mod compact;
 mod flush;
@@ -47,6 +48,7 @@ mod value_write;
 mod version;
 mod write;
 
+pub use by_row::Looked;
 pub use check::{Finding, Phase, Watch};
 pub use follow::{Holder, Next};
 pub use live_options::LiveOptions;

@@ -45,7 +45,7 @@ impl<H: Host> PageSource for Pages<'_, H> {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+    pub(super) static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
 /// Where a search among the runs begins.
@@ -211,43 +211,6 @@ impl<H: Host> Tree<'_, H> {
             Some(at) => Ok(Some(Start { at, certain: true })),
             None => Err(Error::structure(format!("the key index names run {} which does not exist", entry.l0))),
         }
-    }
-
-    /// The row version with this row id, visible or not. False: there is none (any more).
-    pub fn find_row(&self, row: RowId, out: &mut RowBuf) -> Result<bool> {
-        let view = self.pin();
-        let found = self.find_row_in(&view, row, out)?;
-        if found {
-            self.resolve(out)?;
-        }
-        Ok(found)
-    }
-
-    pub(super) fn find_row_in(&self, view: &SuperVersion, row: RowId, out: &mut RowBuf) -> Result<bool> {
-        for generation in view.memtables() {
-            if let Some(node) = generation.table.by_row(row) {
-                return self.copy_logged(generation, &node, out).map(|()| true);
-            }
-        }
-        let pages = Pages(&self.host);
-        SCRATCH.with_borrow_mut(|scratch| {
-            for desc in &view.runs {
-                if row < desc.shape.min_row || row > desc.shape.max_row {
-                    continue;
-                }
-                if Run::new(&desc.shape, &desc.extents).by_row(&pages, row, scratch, out)? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        })
-    }
-
-    /// Row versions that are held, tombstones apart: at least as many as there are rows.
-    pub fn rows_held(&self) -> u64 {
-        let view = self.pin();
-        let logged: u64 = view.memtables().map(|generation| generation.table.rows()).sum();
-        view.runs.iter().fold(logged, |rows, run| rows + run.shape.rows.saturating_sub(run.shape.tombstones))
     }
 
     /// The hint of a version that is still in a memtable, for those who found out about its writer elsewhere.

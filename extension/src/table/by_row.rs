@@ -1,7 +1,7 @@
 //! Reading by row id: what a TID, a bitmap, a sample or an index entry points to.
 
 use super::mvcc::{self, Sight, View};
-use super::{recent, tid, Open};
+use super::{tid, Open};
 use crate::pg::ssi;
 use loosekv_engine::error::Result;
 use loosekv_engine::types::{RowBuf, RowId};
@@ -23,11 +23,9 @@ impl ByRow {
         snapshot: pg_sys::Snapshot,
         tid: &pg_sys::ItemPointerData,
     ) -> Result<Sight> {
-        if !mvcc::row_of_tid(open, tid, &mut self.row)? {
-            return Ok(Sight::Gone);
-        }
-        let sight = view.look_at(open, &self.row, &mut self.scratch)?;
-        if view.is_mvcc() {
+        let Some(row) = mvcc::row_id_of_tid(tid) else { return Ok(Sight::Gone) };
+        let sight = view.look_by_row(open, row, &mut self.row, &mut self.scratch)?;
+        if view.is_mvcc() && sight != Sight::Gone {
             ssi::read_key(open.rel, &self.row.key, snapshot);
         }
         Ok(sight)
@@ -35,8 +33,7 @@ impl ByRow {
 
     /// The same by row id, for those who go through many and have marked the table as read.
     pub fn fetch_row(&mut self, open: &Open, view: &mut View, row: RowId) -> Result<bool> {
-        Ok(recent::find_row(open, row, &mut self.row)?
-            && view.look_at(open, &self.row, &mut self.scratch)? == Sight::Seen)
+        Ok(view.look_by_row(open, row, &mut self.row, &mut self.scratch)? == Sight::Seen)
     }
 
     /// The next visible row with an id from `rows`, which is shortened from the end that is read.

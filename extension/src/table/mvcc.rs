@@ -12,7 +12,7 @@ use crate::host::PgHost;
 use crate::pg::ssi;
 use crate::pg::xact::{self, SPECULATIVE_TOKEN};
 use loosekv_engine::error::Result;
-use loosekv_engine::tree::{Cursor, Hint, Observed};
+use loosekv_engine::tree::{Cursor, Hint, Looked, Observed};
 use loosekv_engine::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
 
@@ -339,6 +339,28 @@ impl View {
         Ok(found)
     }
 
+    /// Finds the row version with this row id, and how it stands to this snapshot. It is in `out` unless it is gone.
+    pub fn look_by_row(&mut self, open: &Open, row: RowId, out: &mut RowBuf, scratch: &mut RowBuf) -> Result<Sight> {
+        let mut alone = Sight::Hidden;
+        let any = self.kind == Kind::Any;
+        self.busy = None;
+        let looked = recent::look_at_row(open, row, out, |head, hint| {
+            alone = match head.flags.is_tombstone() {
+                true => Sight::Hidden,
+                false if any => Sight::Seen,
+                false => self.look_at_itself(head, hint, None),
+            };
+        })?;
+        match looked {
+            Looked::Gone => Ok(Sight::Gone),
+            Looked::Alone => {
+                self.after_look(open.rel, alone, None);
+                Ok(alone)
+            }
+            Looked::Found => self.look_at(open, out, scratch),
+        }
+    }
+
     /// How one row version, found by its row id, stands to this snapshot.
     pub fn look_at(&mut self, open: &Open, row: &RowBuf, scratch: &mut RowBuf) -> Result<Sight> {
         if row.head.flags.is_tombstone() {
@@ -368,7 +390,13 @@ impl View {
                 }
             }
         }
-        self.check_passed(open.rel);
+        self.after_look(open.rel, sight, above);
+        Ok(sight)
+    }
+
+    /// Tells those who have to know. May raise an error.
+    fn after_look(&mut self, rel: pg_sys::Relation, sight: Sight, above: Option<Newest>) {
+        self.check_passed(rel);
         if self.kind == Kind::Dirty && sight == Sight::Seen {
             match (self.busy, above) {
                 (Some(busy), _) => self.tell_dirty(Some(busy), None),
@@ -378,7 +406,6 @@ impl View {
                 _ => self.tell_dirty(None, None),
             }
         }
-        Ok(sight)
     }
 
     fn look_above(&mut self, head: &Head, hint: &Hint<'_>, above: &mut Option<Newest>) -> Verdict {
@@ -492,10 +519,12 @@ impl Sight {
 
 /// The row version with this TID, if it has one.
 pub fn row_of_tid(open: &Open, tid: &pg_sys::ItemPointerData, out: &mut RowBuf) -> Result<bool> {
-    match tid::to_row(tid) {
-        Some(row) if !tid::is_limbo(tid) => recent::find_row(open, row, out),
-        _ => Ok(false),
-    }
+    row_id_of_tid(tid).map_or(Ok(false), |row| recent::find_row(open, row, out))
+}
+
+/// The row id that a TID stands for, if it stands for one.
+pub fn row_id_of_tid(tid: &pg_sys::ItemPointerData) -> Option<RowId> {
+    tid::to_row(tid).filter(|_| !tid::is_limbo(tid))
 }
 
 /// The row that a MOVED tombstone points to. `None`: into another partition, or not known any more.

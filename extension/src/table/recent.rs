@@ -6,7 +6,8 @@
 
 use super::{last_look, Open};
 use loosekv_engine::error::Result;
-use loosekv_engine::types::{RowBuf, RowId, RowRef};
+use loosekv_engine::tree::{Hint, Looked};
+use loosekv_engine::types::{Head, RowBuf, RowId, RowRef};
 use std::cell::{Cell, RefCell};
 
 const KEPT: usize = 8;
@@ -62,6 +63,13 @@ pub fn note(open: &Open, row: RowRef<'_>) {
 
 /// The row version with this id, visible or not.
 pub fn find_row(open: &Open, row: RowId, out: &mut RowBuf) -> Result<bool> {
+    Ok(look_at_row(open, row, out, |_, _| {})? != Looked::Gone)
+}
+
+/// As [`Tree::look_at_row`], and with it as [`find_row`].
+///
+/// [`Tree::look_at_row`]: loosekv_engine::tree::Tree::look_at_row
+pub fn look_at_row(open: &Open, row: RowId, out: &mut RowBuf, see: impl FnOnce(&Head, &Hint<'_>)) -> Result<Looked> {
     let file = open.file();
     let known = KEEPER.with_borrow(|kept| {
         let known = kept.iter().find(|kept| kept.file == file && kept.row.head.row_id == row);
@@ -71,12 +79,12 @@ pub fn find_row(open: &Open, row: RowId, out: &mut RowBuf) -> Result<bool> {
         known.is_some()
     });
     if known {
-        return Ok(true);
+        return Ok(Looked::Found);
     }
     if row >= open.tree.next_row_id() {
-        return Ok(false);
+        return Ok(Looked::Gone);
     }
-    open.tree.find_row(row, out)
+    open.tree.look_at_row(row, out, see)
 }
 
 /// Row ids of a file may begin anew.

@@ -70,6 +70,7 @@ const TABLE: &[(Mutation, By)] = &[
     (I13GenerationsReused, Model(Calm)),
     (I14OldestFirst, Model(Calm)),
     (I15OlderNotLookedFor, Model(Calm)),
+    (RowTakenForAlone, Model(Calm)),
     (BarrenNotStruckOff, Scenario(barren_stretches_serve_who_sees_all_of_them)),
     (BarrenToAll, Scenario(barren_stretches_serve_who_sees_all_of_them)),
     (I15KeyTwice, Model(Calm)),

@@ -6,8 +6,8 @@ use super::host::TestHost;
 use super::world::{Snapshot, World, Written};
 use crate::error::{Error, Result};
 use crate::mutation::Pause;
-use crate::tree::{Direction, Hint, NewRow, Observed, Tree};
-use crate::types::{Flags, Head, RowBuf, Verdict, Writer};
+use crate::tree::{Direction, Hint, Looked, NewRow, Observed, Tree};
+use crate::types::{Fate, Flags, Head, RowBuf, Verdict, Writer};
 use std::cell::RefMut;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -362,9 +362,18 @@ pub(super) fn rows(tree: &T<'_>) {
     // Of others it says nothing, or the truth.
     let key = world(tree).key();
     let versions = world(tree).history.get(&key).cloned().unwrap_or_default();
-    for written in versions {
-        if tolerate(tree, "find row", tree.find_row(written.row, &mut out)) == Some(true) {
+    for (at, written) in versions.iter().enumerate() {
+        let mut shown = None;
+        let looked = tree.look_at_row(written.row, &mut out, |head, _| shown = Some(*head));
+        let Some(looked) = tolerate(tree, "look at row", looked) else { continue };
+        if looked != Looked::Gone {
             assert_eq!((&out.key, &out.body), (&key, &written.body));
+        }
+        assert_eq!(shown.map(|head| head.row_id), (looked == Looked::Alone).then_some(written.row));
+        if looked == Looked::Alone {
+            let aborted = |v: &Written| world(tree).fates.get(&v.writer) == Some(&Fate::Aborted);
+            let newer = versions.iter().skip(at + 1).find(|v| v.row > written.row && !aborted(v));
+            assert!(newer.is_none(), "row {} is not alone: {newer:?}\n{}", written.row, check::story(tree, &key));
         }
     }
 }

@@ -1,4 +1,6 @@
-//! The planner takes our key for a btree whose pages cost nothing: they are the table's.
+//! What the planner learns of our tables: it takes the key for a btree whose pages cost nothing, for they are the table's;
+//! and every row that another index points to costs a search in the row directory and a data page of its own, whatever
+//! order the index has.
 
 use crate::pg::bindings_am::raw;
 use crate::pg::{catalog, relam_mask};
@@ -57,12 +59,30 @@ unsafe extern "C-unwind" fn relation_info(
             previous(root, relid, inherited, rel);
         }
         if !(*rel).indexlist.is_null() {
+            describe_others(relid, rel);
             describe_keys(rel);
         }
     }
 }
 
+type Estimate = unsafe extern "C-unwind" fn(
+    *mut pg_sys::PlannerInfo,
+    *mut pg_sys::IndexPath,
+    f64,
+    *mut pg_sys::Cost,
+    *mut pg_sys::Cost,
+    *mut pg_sys::Selectivity,
+    *mut f64,
+    *mut f64,
+);
+
+/// What reading a row by its id costs beside the page that it stands in, in units of cpu_tuple_cost. With this, indexes and
+/// full scans cost the same where they take the same time (`bench/sql crossover`).
+const ROW_BY_ID: f64 = 10.0;
+
 thread_local! {
+    /// How the access methods of other indexes estimate: by their oid.
+    static ESTIMATES: RefCell<HashMap<u32, Estimate>> = RefCell::new(HashMap::new());
     /// Whether keys come in the order of their operator classes: by index.
     static ORDERED: RefCell<HashMap<u32, bool>> = RefCell::new(HashMap::new());
 }
@@ -108,5 +128,71 @@ unsafe extern "C-unwind" fn describe_keys(rel: *mut pg_sys::RelOptInfo) {
                 (*index).sortopfamily = std::ptr::null_mut();
             }
         }
+    }
+}
+
+/// Indexes that are not our key lead to rows by row id.
+#[pg_guard]
+unsafe extern "C-unwind" fn describe_others(relid: pg_sys::Oid, rel: *mut pg_sys::RelOptInfo) {
+    let am = catalog::key_am();
+    if am == pg_sys::Oid::INVALID {
+        return;
+    }
+    // SAFETY: a list of IndexOptInfo, whose estimates are what access methods gave for that.
+    unsafe {
+        let others: Vec<_> = catalog::nodes::<pg_sys::IndexOptInfo>((*rel).indexlist)
+            .into_iter()
+            .filter(|index| (**index).relam != am)
+            .collect();
+        if others.is_empty() || !is_ours(relid) {
+            return;
+        }
+        for index in others {
+            let Some(estimate) = (*index).amcostestimate else { continue };
+            let estimate = std::mem::transmute::<unsafe extern "C-unwind" fn(), Estimate>(estimate);
+            ESTIMATES.with_borrow_mut(|known| known.insert((*index).relam.to_u32(), estimate));
+            let ours: Estimate = cost_by_id;
+            (*index).amcostestimate = Some(std::mem::transmute::<Estimate, unsafe extern "C-unwind" fn()>(ours));
+        }
+    }
+}
+
+/// # Safety
+/// The relation exists, and somebody holds a lock on it.
+unsafe fn is_ours(relid: pg_sys::Oid) -> bool {
+    // SAFETY: opened and closed here.
+    unsafe {
+        let rel = pg_sys::RelationIdGetRelation(relid);
+        if rel.is_null() {
+            return false;
+        }
+        let ours = catalog::is_our_table(rel);
+        pg_sys::RelationClose(rel);
+        ours
+    }
+}
+
+#[pg_guard]
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C-unwind" fn cost_by_id(
+    root: *mut pg_sys::PlannerInfo,
+    path: *mut pg_sys::IndexPath,
+    loops: f64,
+    startup: *mut pg_sys::Cost,
+    total: *mut pg_sys::Cost,
+    selectivity: *mut pg_sys::Selectivity,
+    correlation: *mut f64,
+    pages: *mut f64,
+) {
+    // SAFETY: the planner's pointers; the function that the access method named for this.
+    unsafe {
+        let index = (*path).indexinfo;
+        let estimate = ESTIMATES.with_borrow(|known| known.get(&(*index).relam.to_u32()).copied());
+        let Some(estimate) = estimate else { return };
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            estimate(root, path, loops, startup, total, selectivity, correlation, pages);
+        });
+        *correlation = 0.0;
+        *total += *selectivity * (*(*index).rel).tuples * ROW_BY_ID * pg_sys::cpu_tuple_cost;
     }
 }
