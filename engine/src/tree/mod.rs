@@ -17,6 +17,7 @@
 //! | `check` | whether all of it is sound |
 //! | `follow` | keeping up with pages that a standby's replay changes |
 
+mod ahead;
 mod barren;
 mod check;
 mod compact;

@@ -4,12 +4,15 @@
 
 use crate::error::Result;
 use crate::host::{Host, Saw};
+use crate::run::Spot;
+use crate::tree::ahead::Found;
 use crate::tree::barren::Walk;
 use crate::tree::guide::{Guide, Step};
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
 use crate::types::{Flags, Head, RowBuf, RowRef, Verdict, Writer};
+use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
@@ -44,6 +47,8 @@ enum Place {
     Found,
     /// At the key on top of the merge, which is to be looked at next.
     Next,
+    /// At the row of the stretch that was found last; the merge has gone ahead to behind the stretch.
+    Ahead,
 }
 
 /// Where the row is that a scan came upon last.
@@ -56,6 +61,8 @@ pub(super) enum Standing {
     Top,
     /// Where the guide's cursor on this run stands.
     Run(usize),
+    /// Where it was found ahead.
+    Ahead(Found),
 }
 
 /// An ordered scan. Holds a superversion pinned, and no page but as the host lets it ([`Host::hold_page`]): it may rest
@@ -77,6 +84,13 @@ pub struct Cursor<H: Host> {
     /// See [`crate::tree::barren`]: proposals before it was pinned; the walk from its beginning, as long as all keys are dead.
     begun: u64,
     walk: Option<Walk>,
+    /// Rows that the merge has found ahead, and how many of them the scan has come by.
+    stretch: Vec<Found>,
+    passed: usize,
+    /// The key of the row found last, in one piece, if somebody has asked for it.
+    whole_key: OnceCell<Vec<u8>>,
+    /// The reader's, see [`Cursor::next_in_place`]; 0: it has to be asked about every row.
+    sees_below: Writer,
 }
 
 impl<H: Host> Tree<'_, H> {
@@ -97,6 +111,10 @@ impl<H: Host> Tree<'_, H> {
             keys: 0,
             begun,
             walk: None,
+            stretch: Vec::new(),
+            passed: 0,
+            whole_key: OnceCell::new(),
+            sees_below: Writer(0),
         })
     }
 }
@@ -128,6 +146,7 @@ impl<H: Host> Cursor<H> {
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: &mut RowBuf,
     ) -> Result<bool> {
+        self.sees_below = Writer(0);
         let found = self.advance(tree, choose)?;
         if found {
             out.set(&self.row());
@@ -151,10 +170,11 @@ impl<H: Host> Cursor<H> {
                 self.leave(Place::Key(Bound::Included(key)));
             }
         }
-        let found = match self.advance_alone(tree, sees_below)? {
-            Some(found) => found,
-            None => self.advance(tree, choose)?,
-        };
+        if self.step() {
+            return Ok(true);
+        }
+        self.sees_below = sees_below;
+        let found = self.advance(tree, choose)?;
         if found && self.flags.has(Flags::POINTER) {
             let mut row = std::mem::take(&mut self.row);
             if !matches!(self.standing, Standing::Buffer) {
@@ -170,9 +190,35 @@ impl<H: Host> Cursor<H> {
         Ok(found)
     }
 
+    /// On to the next row, if it was found ahead: then it is [`Cursor::spot`].
+    #[inline]
+    pub fn step(&mut self) -> bool {
+        let Some(found) = self.stretch.get(self.passed) else { return false };
+        self.passed += 1;
+        self.standing = Standing::Ahead(*found);
+        if self.whole_key.get().is_some() {
+            self.whole_key = OnceCell::new();
+        }
+        true
+    }
+
+    /// Where the row that was found last stands on its page, if it was found ahead. It stays there until the scan moves.
+    #[inline]
+    pub fn spot(&self) -> Option<Spot<'_>> {
+        match (self.standing, &self.way) {
+            (Standing::Ahead(found), Way::Merged(sources)) => sources.spot(found),
+            _ => None,
+        }
+    }
+
     /// The row that was found last; an empty one if there is none.
     #[inline]
     pub fn row(&self) -> RowRef<'_> {
+        if let Some(spot) = self.spot() {
+            let (first, rest) = spot.key();
+            let key = self.whole_key.get_or_init(|| [first, rest].concat());
+            return RowRef { key, head: spot.head(), body: spot.body() };
+        }
         let standing = match (self.standing, &self.way) {
             (Standing::Top, Way::Merged(sources)) => sources.run_row(),
             (Standing::Run(at), Way::Guided(guide)) => guide.row(at),
@@ -193,6 +239,8 @@ impl<H: Host> Cursor<H> {
         self.at = place;
         self.way = Way::Fresh;
         self.standing = Standing::Nowhere;
+        self.stretch.clear();
+        self.passed = 0;
     }
 
     /// The key that was found last, if nothing has happened since.
@@ -200,38 +248,15 @@ impl<H: Host> Cursor<H> {
         match (&self.at, &self.way) {
             (Place::Found, Way::Merged(sources)) => sources.key(&self.view).map(<[u8]>::to_vec),
             (Place::Found, _) => Some(self.key.clone()),
+            (Place::Ahead, _) => self.spot().map(|spot| [spot.key().0, spot.key().1].concat()),
             _ => None,
         }
     }
 
-    /// The next row where only one run is left and all of it is seen: nothing is merged, nobody is asked. `None`: it is not so.
-    #[inline]
-    fn advance_alone(&mut self, tree: &Tree<'_, H>, sees_below: Writer) -> Result<Option<bool>> {
-        let (Place::Found, Way::Merged(sources), Direction::Forward) = (&self.at, &mut self.way, self.direction) else {
-            return Ok(None);
-        };
-        match sources.next_alone(tree, &self.view, sees_below) {
-            Ok(None) => Ok(None),
-            Ok(Some(_))
-                if !matches!(self.upper, Bound::Unbounded)
-                    && sources.key(&self.view).is_some_and(|key| beyond(key, &self.upper, self.direction)) =>
-            {
-                (self.at, self.standing) = (Place::End, Standing::Nowhere);
-                Ok(Some(false))
-            }
-            Ok(Some(flags)) => {
-                (self.standing, self.flags) = (Standing::Top, flags);
-                Ok(Some(true))
-            }
-            Err(failed) => {
-                let place = sources.key_failed(&self.view).map(|key| Place::Key(Bound::Excluded(key)));
-                self.leave(place.unwrap_or(Place::Fresh));
-                Err(failed)
-            }
-        }
-    }
-
     fn advance(&mut self, tree: &Tree<'_, H>, choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {
+        if self.step() || (matches!(self.at, Place::Found | Place::Ahead) && self.look_ahead(tree)?) {
+            return Ok(true);
+        }
         self.standing = Standing::Nowhere;
         let result = self.try_advance(tree, choose);
         if result.is_err() {
@@ -249,6 +274,44 @@ impl<H: Host> Cursor<H> {
             self.leave(place.map_or(Place::Fresh, Place::Key));
         }
         result
+    }
+
+    /// Lets the merge go ahead, and takes the first of the rows that it finds. False: there are none; if the scan was at a row of the
+    /// merge, the next key is on top now.
+    fn look_ahead(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
+        let may = self.sees_below.0 > 0 && self.direction == Direction::Forward && self.walk.is_none();
+        let (true, Way::Merged(sources)) = (may || matches!(self.at, Place::Ahead), &mut self.way) else {
+            return Ok(false);
+        };
+        self.key.clear();
+        if let Standing::Ahead(found) = self.standing {
+            let (first, rest) = sources.spot(found).map(|spot| spot.key()).unwrap_or_default();
+            self.key.extend_from_slice(first);
+            self.key.extend_from_slice(rest);
+        } else {
+            self.key.extend_from_slice(sources.key(&self.view).unwrap_or_default());
+        }
+        (self.standing, self.flags, self.passed) = (Standing::Nowhere, Flags::default(), 0);
+        self.stretch.clear();
+        let result = match self.at {
+            Place::Ahead => Ok(()),
+            _ => sources.leave_key(tree, &self.view),
+        };
+        let result = result.and_then(|()| match may {
+            true => sources.look_ahead(tree, &self.view, self.sees_below, &self.upper, &mut self.stretch),
+            false => Ok(()),
+        });
+        let result = result.and_then(|()| match self.stretch.is_empty() {
+            true => sources.stand(tree, &self.view),
+            false => Ok(()),
+        });
+        if let Err(failed) = result {
+            let key = std::mem::take(&mut self.key);
+            self.leave(Place::Key(Bound::Excluded(key)));
+            return Err(failed);
+        }
+        self.at = if self.stretch.is_empty() { Place::Next } else { Place::Ahead };
+        Ok(self.step())
     }
 
     fn try_advance(&mut self, tree: &Tree<'_, H>, mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {

@@ -58,18 +58,9 @@ pub struct Progress {
     pub stored: u32,
     /// Where the null bits begin; 0: there are none.
     nulls: u32,
-    /// Where the first value begins.
-    first: usize,
     /// Next attribute to decode, and where it begins.
     next: u32,
     offset: usize,
-}
-
-impl Progress {
-    /// The same body from its first attribute.
-    pub fn rewound(self) -> Progress {
-        Progress { next: 0, offset: self.first, ..self }
-    }
 }
 
 /// A body that is not what was written, and where.
@@ -144,11 +135,11 @@ impl RowLayout {
         if nulls != 0 {
             offset += stored.div_ceil(8) as usize;
         }
-        (offset <= body.len()).then_some(Progress { stored, nulls: nulls as u32, first: offset, next: 0, offset })
+        (offset <= body.len()).then_some(Progress { stored, nulls: nulls as u32, next: 0, offset })
     }
 
     /// Decodes on, up to the attribute numbered `upto` (from 1) or the last in the body. Values by reference point into the
-    /// body. Attributes that the key gives back are passed by; their values are the caller's affair.
+    /// body; where that stands at no multiple of eight, one may be refused as not aligned. Attributes that the key gives back are passed by; their values are the caller's affair.
     ///
     /// # Safety
     /// `values` and `nulls` have room for `upto` elements, and `upto` is at most the number of attributes of the layout.
@@ -291,7 +282,8 @@ impl Attribute {
         }
     }
 
-    /// The value that begins at `offset` or after the padding there. `None`: the body ends before it does.
+    /// The value that begins at `offset` or after the padding there. `None`: the body ends before it does, or stands where the value
+    /// is not aligned.
     #[inline]
     fn get(&self, body: &[u8], offset: &mut usize) -> Option<Datum> {
         if self.by_value {
@@ -312,8 +304,13 @@ impl Attribute {
             }
             len => (align_up(*offset, usize::from(self.align)), len as usize),
         };
+        let value = body.get(start..start + len)?;
+        let any_address = self.align == 1 || (self.len == -1 && header::form(*value.first()?) == Form::Short);
+        if !any_address && value.as_ptr() as usize % usize::from(self.align) != 0 {
+            return None;
+        }
         *offset = start + len;
-        Some(Datum::from(body.get(start..start + len)?.as_ptr() as usize))
+        Some(Datum::from(value.as_ptr() as usize))
     }
 }
 

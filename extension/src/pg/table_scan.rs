@@ -120,8 +120,28 @@ unsafe fn give(open: *const Open, found: Result<Option<RowRef<'_>>>, slot: *mut 
     }
 }
 
-#[pg_guard]
+/// Without a guard where the next row has been found ahead: then nothing can fail.
 pub unsafe extern "C-unwind" fn next(
+    scan: TableScanDesc,
+    direction: pg_sys::ScanDirection::Type,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: the scan's state is used by this call alone. The row stays on its page until the scan moves or ends.
+    unsafe {
+        let state = state(scan);
+        if slots::may_be_lent(slot, &state.open) && state.step(heading(direction)) {
+            if let Some(spot) = state.spot() {
+                slots::lend(slot, &state.open, spot);
+                count_row((*scan).rs_rd);
+                return true;
+            }
+        }
+        find_next(scan, direction, slot)
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn find_next(
     scan: TableScanDesc,
     direction: pg_sys::ScanDirection::Type,
     slot: *mut TupleTableSlot,
@@ -140,7 +160,10 @@ pub unsafe extern "C-unwind" fn next(
             slots::clear(slot);
             return false;
         }
-        slots::store(slot, &*open, state.row());
+        match state.spot() {
+            Some(spot) if slots::may_be_lent(slot, &*open) => slots::lend(slot, &*open, spot),
+            _ => slots::store(slot, &*open, state.row()),
+        }
         count_row((*scan).rs_rd);
         true
     }

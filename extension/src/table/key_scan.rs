@@ -5,6 +5,7 @@ use super::{recent, Open, TableCursor};
 use crate::codec::bound::Range;
 use crate::pg::ssi;
 use loosekv_engine::error::Result;
+use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
@@ -38,6 +39,8 @@ pub struct KeyScan {
     mark: Option<Mark>,
     /// After a return to the mark: the marked key itself is not to be returned again.
     skip: Option<Vec<u8>>,
+    /// Nobody needs to be told of the rows that come next.
+    may_step: bool,
 }
 
 impl KeyScan {
@@ -55,6 +58,7 @@ impl KeyScan {
             single: RowBuf::default(),
             mark: None,
             skip: None,
+            may_step: false,
         }
     }
 
@@ -71,6 +75,7 @@ impl KeyScan {
 
     /// Begins anew.
     pub fn rewind(&mut self) {
+        self.may_step = false;
         self.position = Position::Unstarted;
         self.cursor = None;
         self.skip = None;
@@ -83,6 +88,21 @@ impl KeyScan {
             Some((cursor, _)) => cursor.row(),
             None => self.single.as_ref(),
         }
+    }
+
+    /// On to the next row, if it was found ahead: then `spot` tells it, and so does `row`.
+    #[inline]
+    pub fn step(&mut self, direction: Direction) -> bool {
+        match &mut self.cursor {
+            Some((cursor, heading)) if *heading == direction && self.may_step => cursor.step(),
+            _ => false,
+        }
+    }
+
+    /// Where the row stands that was found last, if it was found ahead.
+    #[inline]
+    pub fn spot(&self) -> Option<Spot<'_>> {
+        self.cursor.as_ref()?.0.spot()
     }
 
     /// The next row; `row` tells it then.
@@ -117,15 +137,18 @@ impl KeyScan {
                 }
             }
         }
-        if recent::is_noting() {
+        let noting = recent::is_noting();
+        if noting {
             recent::note(open, self.row());
         }
+        self.may_step = !noting;
         Ok(true)
     }
 
     /// Goes to a range; a range of one key is read at once.
     fn enter(&mut self, open: &Open, number: usize, direction: Direction) -> Result<bool> {
         self.position = Position::In(number);
+        self.may_step = false;
         self.cursor = None;
         self.skip = None;
         let Some(range) = self.ranges.get(number) else { return Ok(false) };
@@ -172,6 +195,7 @@ impl KeyScan {
         let direction = self.cursor.as_ref().map_or(Direction::Forward, |(_, direction)| *direction);
         self.cursor = None;
         self.skip = None;
+        self.may_step = false;
         self.position = position;
         let Position::In(number) = position else { return Ok(()) };
         let Some(range) = self.ranges.get(number).filter(|range| range.point().is_none()) else { return Ok(()) };
