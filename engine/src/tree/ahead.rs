@@ -80,10 +80,10 @@ impl<H: Host> Sources<H> {
                 Bound::Included(key) | Bound::Excluded(key) => Some((prefix(key), key.as_slice())),
                 Bound::Unbounded => None,
             };
-            let Sources { sources, heap, lanes, .. } = self;
+            let Sources { sources, heap, lanes, unique, .. } = self;
             match (heap.as_slice(), limit(sources, heap, lanes, view, upper)) {
                 ([only], None) => match (sources.get(only.source), lanes.get_mut(only.source)) {
-                    (Some(source), Some(lane)) if lane.open => lane.take_all(source, only.source, found)?,
+                    (Some(source), Some(lane)) if lane.open => lane.take_all(source, only.source, *unique, found)?,
                     _ => return Ok(()),
                 },
                 (_, limit) => merge(sources, heap, lanes, view, limit, found)?,
@@ -224,9 +224,20 @@ impl Lane {
     }
 
     /// The only source left: the rest of its page.
-    fn take_all<H: Host>(&mut self, source: &Source<H>, number: usize, found: &mut Vec<Found>) -> Result<()> {
+    fn take_all<H: Host>(
+        &mut self,
+        source: &Source<H>,
+        number: usize,
+        unique: bool,
+        found: &mut Vec<Found>,
+    ) -> Result<()> {
         let Source::Run { cursor, .. } = source else { return Ok(()) };
         let Some((_, layout, image, _)) = cursor.window() else { return Ok(()) };
+        if unique && self.plain {
+            let source = number as u16;
+            found.extend((self.next..self.rows).map(|row| Found { source, row: row as u16 }));
+            (self.moved, self.next) = (true, self.rows);
+        }
         while self.next < self.rows && self.take((layout, image), number, found) {
             self.next += 1;
             while self.next < self.rows && layout.is_same_key(image, self.next - 1, self.next)? {

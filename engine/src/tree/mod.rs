@@ -18,6 +18,7 @@
 //! | `follow` | keeping up with pages that a standby's replay changes |
 
 mod ahead;
+mod apart;
 mod barren;
 mod check;
 mod compact;

@@ -15,6 +15,7 @@ use crate::types::{Flags, Head, RowBuf, RowRef, Verdict, Writer};
 use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::ops::Bound;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Keys after which a guided scan goes over to merging: by then it has visited about as many pages.
@@ -68,7 +69,9 @@ pub(super) enum Standing {
 /// An ordered scan. Holds a superversion pinned, and no page but as the host lets it ([`Host::hold_page`]): it may rest
 /// between calls.
 pub struct Cursor<H: Host> {
-    view: Pinned<H>,
+    view: Rc<Pinned<H>>,
+    /// Only what comes from this run (and, of the newest, from the memtables), see [`crate::tree::apart`].
+    run: Option<usize>,
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
     direction: Direction,
@@ -98,7 +101,8 @@ impl<H: Host> Tree<'_, H> {
     pub fn scan(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>, direction: Direction) -> Result<Cursor<H>> {
         let begun = self.shared.barren.now();
         Ok(Cursor {
-            view: self.pin(),
+            view: Rc::new(self.pin()),
+            run: None,
             lower: lower.map(<[u8]>::to_vec),
             upper: upper.map(<[u8]>::to_vec),
             direction,
@@ -120,6 +124,30 @@ impl<H: Host> Tree<'_, H> {
 }
 
 impl<H: Host> Cursor<H> {
+    /// A scan of one run and the memtables.
+    pub(super) fn of_run(view: &Rc<Pinned<H>>, run: usize, direction: Direction, begun: u64) -> Cursor<H> {
+        Cursor {
+            view: Rc::clone(view),
+            run: Some(run),
+            lower: Bound::Unbounded,
+            upper: Bound::Unbounded,
+            direction,
+            way: Way::Fresh,
+            at: Place::Fresh,
+            standing: Standing::Nowhere,
+            flags: Flags::default(),
+            row: RowBuf::default(),
+            key: Vec::new(),
+            keys: 0,
+            begun,
+            walk: None,
+            stretch: Vec::new(),
+            passed: 0,
+            whole_key: OnceCell::new(),
+            sees_below: Writer(0),
+        }
+    }
+
     /// The next key in the scan's direction of which `choose` takes a version that is no tombstone: it is shown the versions of
     /// a key newest first, and each once. After an error it may be called again, and goes on where it was.
     pub fn next(
@@ -163,7 +191,8 @@ impl<H: Host> Cursor<H> {
         sees_below: Writer,
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
     ) -> Result<bool> {
-        if matches!(self.at, Place::Fresh) && self.direction == Direction::Forward && sees_below.0 > 0 {
+        let whole = self.run.is_none() || self.view.runs.len() == 1;
+        if whole && matches!(self.at, Place::Fresh) && self.direction == Direction::Forward && sees_below.0 > 0 {
             let (walk, jump) = tree.shared.barren.begin(bound(&self.lower), sees_below, self.begun);
             self.walk = walk;
             if let Some(key) = jump {
@@ -316,7 +345,8 @@ impl<H: Host> Cursor<H> {
 
     fn try_advance(&mut self, tree: &Tree<'_, H>, mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {
         while self.find_way(tree)? {
-            let Cursor { way, view, lower, upper, direction, at, key, row, .. } = self;
+            let Cursor { way, view, run, lower, upper, direction, at, key, row, .. } = self;
+            let quiet = run.is_some_and(|run| run > 0);
             let within = |key: &[u8]| match direction {
                 Direction::Forward => !beyond(key, upper, *direction),
                 Direction::Backward => !beyond(key, lower, *direction),
@@ -336,7 +366,7 @@ impl<H: Host> Cursor<H> {
                         sources.leave_key(tree, view)?;
                     }
                     *at = Place::Next;
-                    next_merged(tree, view, sources, within, &mut choose, row)?
+                    next_merged(tree, view, sources, quiet, within, &mut choose, row)?
                 }
                 Way::Fresh => Step::End,
             };
@@ -430,17 +460,21 @@ impl<H: Host> Cursor<H> {
             self.at = Place::Key(Bound::Excluded(key));
         }
         let from = self.from();
-        let guided = self.keys < GUIDED_KEYS && self.view.runs.len() >= GUIDED_RUNS;
+        let guided = self.keys < GUIDED_KEYS && self.view.runs.len() >= GUIDED_RUNS && self.run.is_none();
         if let Some(guide) = guided.then(|| Guide::begin(tree, &self.view, from, self.direction)).transpose()?.flatten()
         {
             tree.shared.counters.guided_scans.fetch_add(1, Relaxed);
             tree.host.saw(Saw::GuidedScan, 1);
             self.way = Way::Guided(Box::new(guide));
         } else {
-            tree.shared.counters.merged_scans.fetch_add(1, Relaxed);
-            tree.host.saw(Saw::MergedScan, 1);
-            tree.host.saw(Saw::Run, self.view.runs.len() as u64);
-            let mut sources = Box::new(Sources::new(&self.view, true, 0..self.view.runs.len(), self.direction));
+            if self.run.is_none_or(|run| run == 0) {
+                tree.shared.counters.merged_scans.fetch_add(1, Relaxed);
+                tree.host.saw(Saw::MergedScan, 1);
+            }
+            let runs = self.run.map_or(0..self.view.runs.len(), |run| run..run + 1);
+            tree.host.saw(Saw::Run, runs.len() as u64);
+            let mut sources = Box::new(Sources::new(&self.view, true, runs, self.direction));
+            sources.unique = self.run.is_some();
             sources.seek(tree, &self.view, from, self.direction)?;
             self.way = Way::Merged(sources);
         }
@@ -448,12 +482,14 @@ impl<H: Host> Cursor<H> {
     }
 }
 
-/// The next key of the merge: the one on top.
+/// The next key of the merge: the one on top. `quiet`: nothing that comes from a memtable.
 #[inline]
+#[allow(clippy::too_many_arguments)]
 fn next_merged<H: Host>(
     tree: &Tree<'_, H>,
     view: &SuperVersion,
     sources: &mut Sources<H>,
+    quiet: bool,
     within: impl Fn(&[u8]) -> bool,
     choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
     buffer: &mut RowBuf,
@@ -469,6 +505,10 @@ fn next_merged<H: Host>(
             _ => {}
         }
     };
+    if quiet && sources.run_on_top().is_none() {
+        sources.leave_key(tree, view)?;
+        return Ok(Step::Key(Standing::Nowhere));
+    }
     // Nobody looks at a tombstone's row.
     if tombstone || sources.run_row().is_some() {
         return Ok(Step::Key(Standing::Top));

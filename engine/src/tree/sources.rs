@@ -42,6 +42,8 @@ pub(super) struct Sources<H: Host> {
     pub(super) heap: Vec<Entry>,
     /// For [`super::ahead`]: one for each source, or none yet.
     pub(super) lanes: Vec<Lane>,
+    /// No key stands in a run twice.
+    pub(super) unique: bool,
     direction: Direction,
     /// The key that is being left, if other sources may have it, or this is a walk backwards.
     left: Vec<u8>,
@@ -54,7 +56,7 @@ impl<H: Host> Sources<H> {
         let tables = (0..count).map(|at| Source::Memtable { at, node: None });
         let cursors = runs.map(|at| Source::Run { at, cursor: Box::default() });
         let sources = tables.chain(cursors).collect();
-        Sources { sources, heap: Vec::new(), lanes: Vec::new(), direction, left: Vec::new() }
+        Sources { sources, heap: Vec::new(), lanes: Vec::new(), unique: false, direction, left: Vec::new() }
     }
 
     /// Puts every source on its first key at or beyond `from`, in the direction given.

@@ -1,4 +1,5 @@
-//! Reading in the order of the key: a list of ranges, forwards and backwards, with a mark to come back to.
+//! Reading in the order of the key: a list of ranges, forwards and backwards, with a mark to come back to. Or all rows in whatever
+//! order is the quickest, and backwards in the opposite one.
 
 use super::mvcc::View;
 use super::{recent, Open, TableCursor};
@@ -32,6 +33,9 @@ pub struct KeyScan {
     /// Disjoint and ascending.
     ranges: Vec<Range>,
     position: Position,
+    /// All rows are wanted, in any order: then these, which stand for as many ranges, give them.
+    any_order: bool,
+    parts: Vec<Option<(TableCursor, Direction)>>,
     /// Of the range where we are; none when it is a single key.
     cursor: Option<(TableCursor, Direction)>,
     /// The row found last, of a range of one key.
@@ -54,12 +58,20 @@ impl KeyScan {
             snapshot,
             ranges,
             position: Position::Unstarted,
+            any_order: false,
+            parts: Vec::new(),
             cursor: None,
             single: RowBuf::default(),
             mark: None,
             skip: None,
             may_step: false,
         }
+    }
+
+    /// The order is of no matter as long as all rows are read.
+    pub fn in_any_order(mut self) -> KeyScan {
+        self.any_order = self.view.is_mvcc();
+        self
     }
 
     pub fn everything() -> Vec<Range> {
@@ -76,6 +88,10 @@ impl KeyScan {
     /// Begins anew.
     pub fn rewind(&mut self) {
         self.may_step = false;
+        if !self.parts.is_empty() {
+            self.parts.clear();
+            self.ranges = KeyScan::everything();
+        }
         self.position = Position::Unstarted;
         self.cursor = None;
         self.skip = None;
@@ -107,6 +123,12 @@ impl KeyScan {
 
     /// The next row; `row` tells it then.
     pub fn next(&mut self, open: &Open, direction: Direction) -> Result<bool> {
+        if self.any_order && self.position == Position::Unstarted && matches!(self.ranges.as_slice(), [r] if r.is_all())
+        {
+            let parts = open.tree.scan_apart(direction)?;
+            self.ranges = vec![Range { lower: Bound::Unbounded, upper: Bound::Unbounded }; parts.len()];
+            self.parts = parts.into_iter().map(|cursor| Some((cursor, direction))).collect();
+        }
         loop {
             let range = match (self.position, direction) {
                 (Position::In(range), _) => {
@@ -128,7 +150,7 @@ impl KeyScan {
                     }
                 }
                 None => {
-                    self.cursor = None;
+                    self.put_back();
                     self.position = match direction {
                         Direction::Forward => Position::AfterLast,
                         Direction::Backward => Position::BeforeFirst,
@@ -147,9 +169,9 @@ impl KeyScan {
 
     /// Goes to a range; a range of one key is read at once.
     fn enter(&mut self, open: &Open, number: usize, direction: Direction) -> Result<bool> {
+        self.put_back();
         self.position = Position::In(number);
         self.may_step = false;
-        self.cursor = None;
         self.skip = None;
         let Some(range) = self.ranges.get(number) else { return Ok(false) };
         if let Some(key) = range.point() {
@@ -161,9 +183,21 @@ impl KeyScan {
         if self.view.is_mvcc() {
             ssi::read_table(open.rel, self.snapshot);
         }
-        let cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
-        self.cursor = Some((cursor, direction));
+        self.cursor = match self.parts.get_mut(number).and_then(Option::take) {
+            Some(part) => Some(part),
+            None => Some((open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?, direction)),
+        };
         Ok(false)
+    }
+
+    /// Leaves the range: a part stays where it is, for it may be come back to.
+    fn put_back(&mut self) {
+        let left = self.cursor.take();
+        if let Position::In(number) = self.position {
+            if let Some(place) = self.parts.get_mut(number) {
+                *place = left;
+            }
+        }
     }
 
     fn next_in_range(&mut self, open: &Open, direction: Direction) -> Result<bool> {

@@ -43,6 +43,8 @@ impl TableScan {
         // SAFETY: by the contract.
         let (in_order, view) =
             unsafe { (KeyScan::new(&open, snapshot, KeyScan::everything()), View::new(open.rel, snapshot)) };
+        // Who wants the same order each time (pg_dump) says so.
+        let in_order = if unsafe { pg_sys::synchronize_seqscans } { in_order.in_any_order() } else { in_order };
         TableScan {
             open,
             snapshot,
