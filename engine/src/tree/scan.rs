@@ -183,7 +183,8 @@ impl<H: Host> Cursor<H> {
     }
 
     /// As [`Cursor::next`]; the row stays where it is, to be looked at with [`Cursor::row`]. The reader sees whatever was
-    /// committed by writers below `sees_below`: it need not be asked about runs that hold nothing else.
+    /// committed by writers below `sees_below`: it need not be asked about runs that hold nothing else. (The highest number: it takes
+    /// whatever is newest in a settled run, and is no snapshot of whose tombstones others may be told.)
     #[inline]
     pub fn next_in_place(
         &mut self,
@@ -192,7 +193,8 @@ impl<H: Host> Cursor<H> {
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
     ) -> Result<bool> {
         let whole = self.run.is_none() || self.view.runs.len() == 1;
-        if whole && matches!(self.at, Place::Fresh) && self.direction == Direction::Forward && sees_below.0 > 0 {
+        let snapshot = sees_below.0 > 0 && sees_below.0 < u64::MAX;
+        if whole && snapshot && matches!(self.at, Place::Fresh) && self.direction == Direction::Forward {
             let (walk, jump) = tree.shared.barren.begin(bound(&self.lower), sees_below, self.begun);
             self.walk = walk;
             if let Some(key) = jump {

@@ -29,6 +29,11 @@ extern "C-unwind" {
     static default_toast_compression: c_int;
 }
 
+/// Types whose values are bytes behind a header. The header's four bytes are read at any address where the machine does that.
+const BYTE_STRINGS: [pg_sys::Oid; 5] =
+    [pg_sys::BYTEAOID, pg_sys::TEXTOID, pg_sys::VARCHAROID, pg_sys::BPCHAROID, pg_sys::JSONOID];
+const READS_UNALIGNED: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+
 /// What a body knows of one attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attribute {
@@ -41,6 +46,8 @@ pub struct Attribute {
     dropped: bool,
     /// A short header is allowed.
     short: bool,
+    /// A string of bytes behind its header: whoever reads it wants no alignment.
+    bytes: bool,
     /// Compression is allowed, by this method.
     compress: Option<c_char>,
 }
@@ -196,6 +203,7 @@ impl Attribute {
             from_key,
             dropped: attribute.attisdropped,
             short: attribute.attlen == -1 && storage != pg_sys::TYPSTORAGE_PLAIN,
+            bytes: READS_UNALIGNED && BYTE_STRINGS.contains(&attribute.atttypid),
             compress: (attribute.attlen == -1 && may_compress).then_some(attribute.attcompression),
         }
     }
@@ -305,7 +313,8 @@ impl Attribute {
             len => (align_up(*offset, usize::from(self.align)), len as usize),
         };
         let value = body.get(start..start + len)?;
-        let any_address = self.align == 1 || (self.len == -1 && header::form(*value.first()?) == Form::Short);
+        let any_address =
+            self.align == 1 || self.bytes || (self.len == -1 && header::form(*value.first()?) == Form::Short);
         if !any_address && value.as_ptr() as usize % usize::from(self.align) != 0 {
             return None;
         }
