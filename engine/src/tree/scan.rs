@@ -18,10 +18,12 @@ use std::ops::Bound;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Keys after which a guided scan goes over to merging: by then it has visited about as many pages.
-const GUIDED_KEYS: u32 = if cfg!(test) { 32 } else { 256 };
+/// Keys after which a guided scan goes over to merging, for each run: by then it has visited about as many pages.
+const GUIDED_KEYS_A_RUN: usize = 4;
+/// The least and the most of them.
+const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) };
 /// Runs from which on guiding pays.
-const GUIDED_RUNS: usize = 3;
+const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 6 };
 
 /// How a scan finds its next key.
 enum Way<H: Host> {
@@ -391,7 +393,7 @@ impl<H: Host> Cursor<H> {
                     self.at = if self.direction == Direction::Forward { Place::End } else { Place::Start };
                     break;
                 }
-                Step::Lost => self.keys = GUIDED_KEYS,
+                Step::Lost => self.keys = u32::MAX,
             }
         }
         Ok(false)
@@ -449,20 +451,29 @@ impl<H: Host> Cursor<H> {
         }
     }
 
+    fn guided_keys(&self) -> u32 {
+        let (least, most) = GUIDED_KEYS;
+        (self.view.runs.len() * GUIDED_KEYS_A_RUN).clamp(least, most) as u32
+    }
+
     /// Sees to it that the scan has a way to go on. False: it has come to an end.
     fn find_way(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
         match (&self.at, &self.way) {
             (Place::Start, _) if self.direction == Direction::Backward => return Ok(false),
             (Place::End, _) if self.direction == Direction::Forward => return Ok(false),
             (_, Way::Merged(_)) => return Ok(true),
-            (_, Way::Guided(_)) if self.keys < GUIDED_KEYS => return Ok(true),
+            (_, Way::Guided(_)) if self.keys < self.guided_keys() => return Ok(true),
             _ => {}
         }
         if let Some(key) = self.key_found() {
             self.at = Place::Key(Bound::Excluded(key));
         }
+        let near = match &mut self.way {
+            Way::Guided(guide) => guide.take_cursors(),
+            _ => Vec::new(),
+        };
         let from = self.from();
-        let guided = self.keys < GUIDED_KEYS && self.view.runs.len() >= GUIDED_RUNS && self.run.is_none();
+        let guided = self.keys < self.guided_keys() && self.view.runs.len() >= GUIDED_RUNS && self.run.is_none();
         if let Some(guide) = guided.then(|| Guide::begin(tree, &self.view, from, self.direction)).transpose()?.flatten()
         {
             tree.shared.counters.guided_scans.fetch_add(1, Relaxed);
@@ -477,6 +488,7 @@ impl<H: Host> Cursor<H> {
             tree.host.saw(Saw::Run, runs.len() as u64);
             let mut sources = Box::new(Sources::new(&self.view, true, runs, self.direction));
             sources.unique = self.run.is_some();
+            sources.adopt(near);
             sources.seek(tree, &self.view, from, self.direction)?;
             self.way = Way::Merged(sources);
         }

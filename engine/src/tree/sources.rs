@@ -59,6 +59,17 @@ impl<H: Host> Sources<H> {
         Sources { sources, heap: Vec::new(), lanes: Vec::new(), unique: false, direction, left: Vec::new() }
     }
 
+    /// Takes over cursors on the runs, in their order: what is looked for is on the pages that they have at hand, mostly.
+    pub fn adopt(&mut self, mut cursors: Vec<Option<Box<RunCursor<H::Held>>>>) {
+        for source in &mut self.sources {
+            if let Source::Run { at, cursor } = source {
+                if let Some(Some(near)) = cursors.get_mut(*at).map(Option::take) {
+                    *cursor = near;
+                }
+            }
+        }
+    }
+
     /// Puts every source on its first key at or beyond `from`, in the direction given.
     pub fn seek(
         &mut self,

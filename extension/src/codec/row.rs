@@ -315,7 +315,7 @@ impl Attribute {
         let value = body.get(start..start + len)?;
         let any_address =
             self.align == 1 || self.bytes || (self.len == -1 && header::form(*value.first()?) == Form::Short);
-        if !any_address && value.as_ptr() as usize % usize::from(self.align) != 0 {
+        if !any_address && !(value.as_ptr() as usize).is_multiple_of(usize::from(self.align)) {
             return None;
         }
         *offset = start + len;

@@ -90,6 +90,9 @@ unsafe fn start(scan: IndexScanDesc) -> Running {
 }
 
 /// Without a guard where the next row has been found ahead: then nothing can fail.
+///
+/// # Safety
+/// A callback of the index access method.
 pub unsafe extern "C-unwind" fn next(scan: IndexScanDesc, direction: pg_sys::ScanDirection::Type) -> bool {
     // SAFETY: the executor's scan. The row stays on its page until the scan moves or ends.
     unsafe {

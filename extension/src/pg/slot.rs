@@ -351,7 +351,7 @@ impl Slot {
         // arrays have room for all attributes of its descriptor, to which the layout fits. The codec stands as long as it is adopted.
         unsafe {
             if self.copies
-                && self.lent.is_some_and(|spot| spot.body().as_ptr() as usize % MAX_ALIGN != 0)
+                && self.lent.is_some_and(|spot| !(spot.body().as_ptr() as usize).is_multiple_of(MAX_ALIGN))
                 && self.fits()
             {
                 self.own();
@@ -603,7 +603,10 @@ fn corrupt(row: RowId, what: &str) -> ! {
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn init(_slot: *mut TupleTableSlot) {}
+unsafe extern "C-unwind" fn init(slot: *mut TupleTableSlot) {
+    // SAFETY: PostgreSQL calls this on slots with our callbacks, all zeros; a reference is not made before all of it is a `Slot`.
+    unsafe { (&raw mut (*slot.cast::<Slot>()).lent).write(None) };
+}
 
 #[pg_guard]
 unsafe extern "C-unwind" fn release(slot: *mut TupleTableSlot) {

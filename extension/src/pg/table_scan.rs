@@ -122,6 +122,9 @@ unsafe fn give(open: *const Open, found: Result<Option<RowRef<'_>>>, slot: *mut 
 }
 
 /// Without a guard where the next row has been found ahead: then nothing can fail.
+///
+/// # Safety
+/// A callback of the table access method.
 pub unsafe extern "C-unwind" fn next(
     scan: TableScanDesc,
     direction: pg_sys::ScanDirection::Type,
@@ -437,6 +440,9 @@ pub unsafe extern "C-unwind" fn fetch_end(fetch: *mut pg_sys::IndexFetchTableDat
 }
 
 /// Without a guard where our index has found the row ahead: then nothing can fail.
+///
+/// # Safety
+/// A callback of the table access method.
 pub unsafe extern "C-unwind" fn fetch_row(
     fetch: *mut pg_sys::IndexFetchTableData,
     tid: ItemPointer,
