@@ -22,6 +22,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const GUIDED_KEYS_A_RUN: usize = 4;
 /// The least and the most of them.
 const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) };
+/// Keys from which on a merge of several sources looks ahead: a short scan would look at more of the pages than it needs.
+const AHEAD_FROM: u32 = if cfg!(test) { 2 } else { 16 };
 /// Runs from which on guiding pays.
 const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 6 };
 
@@ -312,7 +314,8 @@ impl<H: Host> Cursor<H> {
     /// Lets the merge go ahead, and takes the first of the rows that it finds. False: there are none; if the scan was at a row of the
     /// merge, the next key is on top now.
     fn look_ahead(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
-        let may = self.sees_below.0 > 0 && self.direction == Direction::Forward && self.walk.is_none();
+        let long = self.keys >= AHEAD_FROM || self.run.is_some();
+        let may = long && self.sees_below.0 > 0 && self.direction == Direction::Forward && self.walk.is_none();
         let (true, Way::Merged(sources)) = (may || matches!(self.at, Place::Ahead), &mut self.way) else {
             return Ok(false);
         };
