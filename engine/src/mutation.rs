@@ -76,6 +76,8 @@ switches! {
         BarrenNotStruckOff,
         /// Who does not see all tombstones of a barren stretch jumps over it.
         BarrenToAll,
+        /// Runs are scanned one after the other though they have keys in common.
+        I15RunsTakenForApart,
         /// A guided scan begins its next piece with the key that it ended with.
         I15KeyTwice,
         /// A backward scan takes a memtable's oldest version of a key for its newest.

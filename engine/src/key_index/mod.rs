@@ -116,7 +116,7 @@ impl<L: RawLatch> KeyIndex<L> {
 
     /// Number of keys.
     pub fn len(&self) -> usize {
-        self.keys.load(Ordering::Relaxed) as usize
+        self.keys.load(Ordering::Acquire) as usize
     }
 
     pub fn is_empty(&self) -> bool {

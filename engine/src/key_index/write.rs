@@ -186,7 +186,7 @@ impl<L: RawLatch> KeyIndex<L> {
             plan.push_old(leaf, at, count);
         }
         self.install(&spot, plan, pack, budget).ok_or(Refused { before, new })?;
-        self.keys.fetch_add(new as u64, Ordering::Relaxed);
+        self.keys.fetch_add(new as u64, Ordering::Release);
         *inserted += new;
         Ok(taken)
     }
@@ -205,7 +205,7 @@ impl<L: RawLatch> KeyIndex<L> {
         value.store(next.encode()?, Ordering::Release);
         if now.is_none() {
             leaf.set_dead(leaf.dead() - 1);
-            self.keys.fetch_add(1, Ordering::Relaxed);
+            self.keys.fetch_add(1, Ordering::Release);
         }
         Some(now.is_none())
     }
@@ -214,7 +214,7 @@ impl<L: RawLatch> KeyIndex<L> {
     pub(super) fn kill(&self, leaf: Leaf<'_>, at: usize) {
         leaf.value(at).store(DEAD, Ordering::Release);
         leaf.set_dead(leaf.dead() + 1);
-        self.keys.fetch_sub(1, Ordering::Relaxed);
+        self.keys.fetch_sub(1, Ordering::Release);
     }
 
     /// Makes the leaves of a plan that adds keys, and puts them in the place of the old one. `None`: there is no room,

@@ -5,7 +5,7 @@
 //! looks at the page it is on first, then at the fence page it came by, and only then goes down from the root: so a guided
 //! scan that always asks for a key close by reads each page once.
 
-use super::data::{Layout, COMPRESSED, CONTINUED, CONTINUES};
+use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES};
 use super::fence::Fence;
 use super::reader::check_level;
 use super::{pack, PageSource, Run};
@@ -99,18 +99,22 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         &self.head
     }
 
-    /// Whether there is another row version after the one at the cursor.
-    #[inline]
-    pub fn has_next(&self, run: &Run<'_>) -> bool {
-        self.valid
-            && self.page.is_some_and(|page| {
-                self.slot + 1 < page.layout.rows() || page.index.saturating_add(1) < run.shape.data_pages
-            })
-    }
-
     #[inline]
     pub fn key(&self) -> &[u8] {
         &self.key
+    }
+
+    /// The page at hand: its number in the run, its rows, and the row at which the cursor stands.
+    #[inline]
+    pub fn window(&self) -> Option<(u32, &Layout, &[u8], usize)> {
+        let page = self.page.as_ref().filter(|_| self.valid)?;
+        Some((page.index, &page.layout, self.image(), self.slot))
+    }
+
+    /// A row of the page at hand.
+    #[inline]
+    pub fn spot(&self, row: usize) -> Option<Spot<'_>> {
+        Spot::new(&self.page.as_ref()?.layout, self.image(), row)
     }
 
     /// Forgets everything: the cursor may be used for another run.
@@ -378,7 +382,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
 
     /// Stands at a row of the page at hand.
     #[inline]
-    fn stand(&mut self, slot: usize) -> Result<bool> {
+    pub fn stand(&mut self, slot: usize) -> Result<bool> {
         let Some(page) = &self.page else { return Err(Error::structure("a run's cursor has no page")) };
         self.valid = false;
         let image = match &self.held {

@@ -221,6 +221,22 @@ impl Layout {
         Some(head)
     }
 
+    /// Looks whether every row is within the page.
+    pub fn check_rows(&self, image: &[u8]) -> Result<()> {
+        let rows = if self.stride != 0 && self.suffix != OWN_SUFFIX_LENGTH { 1 } else { self.rows };
+        (0..rows).try_for_each(|i| self.row(image, i).map(|_| ()))
+    }
+
+    /// Whether every row has these flags and no others, as far as the page's head tells.
+    pub fn all_have(&self, flags: Flags) -> bool {
+        !self.own_flags && self.base.flags == flags
+    }
+
+    #[inline]
+    pub fn flags(&self, image: &[u8], i: usize) -> Flags {
+        self.head(image, i).map_or(self.base.flags, |head| head.flags)
+    }
+
     /// First row whose key is not below `key`; the number of rows when there is none.
     #[inline]
     pub fn search(&self, image: &[u8], key: &[u8]) -> Result<usize> {
@@ -284,6 +300,45 @@ impl Layout {
             }
         }
         Ok(None)
+    }
+}
+
+/// A row on a page that is at hand, whose rows have been looked at ([`Layout::check_rows`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Spot<'a> {
+    layout: &'a Layout,
+    image: &'a [u8],
+    row: usize,
+}
+
+impl<'a> Spot<'a> {
+    #[inline]
+    pub(super) fn new(layout: &'a Layout, image: &'a [u8], row: usize) -> Option<Spot<'a>> {
+        (row < layout.rows).then_some(Spot { layout, image, row })
+    }
+
+    #[inline]
+    pub fn row_id(&self) -> RowId {
+        let Layout { numbers_at, head_len, row_id_width, base, .. } = *self.layout;
+        let delta = narrow_at(self.image, numbers_at + self.row * head_len, row_id_width);
+        RowId(base.row_id.0.wrapping_add(delta.unwrap_or_default()))
+    }
+
+    #[inline]
+    pub fn head(&self) -> Head {
+        self.layout.head(self.image, self.row).unwrap_or_default()
+    }
+
+    /// What all keys of the page begin with, and the rest of this one.
+    #[inline]
+    pub fn key(&self) -> (&'a [u8], &'a [u8]) {
+        let suffix = self.layout.parts(self.image, self.row).map(|(suffix, _)| suffix);
+        (self.layout.prefix(self.image), suffix.unwrap_or_default())
+    }
+
+    #[inline]
+    pub fn body(&self) -> &'a [u8] {
+        self.layout.parts(self.image, self.row).map(|(_, body)| body).unwrap_or_default()
     }
 }
 

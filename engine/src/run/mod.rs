@@ -31,7 +31,7 @@ mod testing;
 mod tests;
 
 pub use cursor::RunCursor;
-pub use data::MAX_ROW;
+pub use data::{Spot, MAX_ROW};
 pub use footer::{Footer, RunShape};
 pub use reader::{Run, Scratch};
 pub use writer::RunWriter;

@@ -67,6 +67,11 @@ impl<H: Host> Guide<H> {
         Ok(guide.fill(tree, view).then_some(guide))
     }
 
+    /// Its cursors on the runs, where they stand now, for who goes on by merging.
+    pub fn take_cursors(&mut self) -> Vec<Option<Box<RunCursor<H::Held>>>> {
+        std::mem::take(&mut self.cursors)
+    }
+
     /// The row at which the cursor on a run stands.
     #[inline]
     pub fn row(&self, at: usize) -> Option<RowRef<'_>> {

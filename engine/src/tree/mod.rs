@@ -17,6 +17,8 @@
 //! | `check` | whether all of it is sound |
 //! | `follow` | keeping up with pages that a standby's replay changes |
 
+mod ahead;
+mod apart;
 mod barren;
 mod by_row;
 mod check;

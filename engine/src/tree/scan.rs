@@ -4,20 +4,28 @@
 
 use crate::error::Result;
 use crate::host::{Host, Saw};
+use crate::run::Spot;
+use crate::tree::ahead::Found;
 use crate::tree::barren::Walk;
 use crate::tree::guide::{Guide, Step};
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
 use crate::types::{Flags, Head, RowBuf, RowRef, Verdict, Writer};
+use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::ops::Bound;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Keys after which a guided scan goes over to merging: by then it has visited about as many pages.
-const GUIDED_KEYS: u32 = if cfg!(test) { 32 } else { 256 };
+/// Keys after which a guided scan goes over to merging, for each run: by then it has visited about as many pages.
+const GUIDED_KEYS_A_RUN: usize = 4;
+/// The least and the most of them.
+const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) };
+/// Keys from which on a merge of several sources looks ahead: a short scan would look at more of the pages than it needs.
+const AHEAD_FROM: u32 = if cfg!(test) { 2 } else { 16 };
 /// Runs from which on guiding pays.
-const GUIDED_RUNS: usize = 3;
+const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 6 };
 
 /// How a scan finds its next key.
 enum Way<H: Host> {
@@ -44,6 +52,8 @@ enum Place {
     Found,
     /// At the key on top of the merge, which is to be looked at next.
     Next,
+    /// At the row of the stretch that was found last; the merge has gone ahead to behind the stretch.
+    Ahead,
 }
 
 /// Where the row is that a scan came upon last.
@@ -56,12 +66,16 @@ pub(super) enum Standing {
     Top,
     /// Where the guide's cursor on this run stands.
     Run(usize),
+    /// Where it was found ahead.
+    Ahead(Found),
 }
 
 /// An ordered scan. Holds a superversion pinned, and no page but as the host lets it ([`Host::hold_page`]): it may rest
 /// between calls.
 pub struct Cursor<H: Host> {
-    view: Pinned<H>,
+    view: Rc<Pinned<H>>,
+    /// Only what comes from this run (and, of the newest, from the memtables), see [`crate::tree::apart`].
+    run: Option<usize>,
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
     direction: Direction,
@@ -77,6 +91,13 @@ pub struct Cursor<H: Host> {
     /// See [`crate::tree::barren`]: proposals before it was pinned; the walk from its beginning, as long as all keys are dead.
     begun: u64,
     walk: Option<Walk>,
+    /// Rows that the merge has found ahead, and how many of them the scan has come by.
+    stretch: Vec<Found>,
+    passed: usize,
+    /// The key of the row found last, in one piece, if somebody has asked for it.
+    whole_key: OnceCell<Vec<u8>>,
+    /// The reader's, see [`Cursor::next_in_place`]; 0: it has to be asked about every row.
+    sees_below: Writer,
 }
 
 impl<H: Host> Tree<'_, H> {
@@ -84,7 +105,8 @@ impl<H: Host> Tree<'_, H> {
     pub fn scan(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>, direction: Direction) -> Result<Cursor<H>> {
         let begun = self.shared.barren.now();
         Ok(Cursor {
-            view: self.pin(),
+            view: Rc::new(self.pin()),
+            run: None,
             lower: lower.map(<[u8]>::to_vec),
             upper: upper.map(<[u8]>::to_vec),
             direction,
@@ -97,11 +119,39 @@ impl<H: Host> Tree<'_, H> {
             keys: 0,
             begun,
             walk: None,
+            stretch: Vec::new(),
+            passed: 0,
+            whole_key: OnceCell::new(),
+            sees_below: Writer(0),
         })
     }
 }
 
 impl<H: Host> Cursor<H> {
+    /// A scan of one run and the memtables.
+    pub(super) fn of_run(view: &Rc<Pinned<H>>, run: usize, direction: Direction, begun: u64) -> Cursor<H> {
+        Cursor {
+            view: Rc::clone(view),
+            run: Some(run),
+            lower: Bound::Unbounded,
+            upper: Bound::Unbounded,
+            direction,
+            way: Way::Fresh,
+            at: Place::Fresh,
+            standing: Standing::Nowhere,
+            flags: Flags::default(),
+            row: RowBuf::default(),
+            key: Vec::new(),
+            keys: 0,
+            begun,
+            walk: None,
+            stretch: Vec::new(),
+            passed: 0,
+            whole_key: OnceCell::new(),
+            sees_below: Writer(0),
+        }
+    }
+
     /// The next key in the scan's direction of which `choose` takes a version that is no tombstone: it is shown the versions of
     /// a key newest first, and each once. After an error it may be called again, and goes on where it was.
     pub fn next(
@@ -128,6 +178,7 @@ impl<H: Host> Cursor<H> {
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: &mut RowBuf,
     ) -> Result<bool> {
+        self.sees_below = Writer(0);
         let found = self.advance(tree, choose)?;
         if found {
             out.set(&self.row());
@@ -136,7 +187,8 @@ impl<H: Host> Cursor<H> {
     }
 
     /// As [`Cursor::next`]; the row stays where it is, to be looked at with [`Cursor::row`]. The reader sees whatever was
-    /// committed by writers below `sees_below`: it need not be asked about runs that hold nothing else.
+    /// committed by writers below `sees_below`: it need not be asked about runs that hold nothing else. (The highest number: it takes
+    /// whatever is newest in a settled run, and is no snapshot of whose tombstones others may be told.)
     #[inline]
     pub fn next_in_place(
         &mut self,
@@ -144,17 +196,20 @@ impl<H: Host> Cursor<H> {
         sees_below: Writer,
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
     ) -> Result<bool> {
-        if matches!(self.at, Place::Fresh) && self.direction == Direction::Forward && sees_below.0 > 0 {
+        let whole = self.run.is_none() || self.view.runs.len() == 1;
+        let snapshot = sees_below.0 > 0 && sees_below.0 < u64::MAX;
+        if whole && snapshot && matches!(self.at, Place::Fresh) && self.direction == Direction::Forward {
             let (walk, jump) = tree.shared.barren.begin(bound(&self.lower), sees_below, self.begun);
             self.walk = walk;
             if let Some(key) = jump {
                 self.leave(Place::Key(Bound::Included(key)));
             }
         }
-        let found = match self.advance_alone(tree, sees_below)? {
-            Some(found) => found,
-            None => self.advance(tree, choose)?,
-        };
+        if self.step() {
+            return Ok(true);
+        }
+        self.sees_below = sees_below;
+        let found = self.advance(tree, choose)?;
         if found && self.flags.has(Flags::POINTER) {
             let mut row = std::mem::take(&mut self.row);
             if !matches!(self.standing, Standing::Buffer) {
@@ -170,9 +225,35 @@ impl<H: Host> Cursor<H> {
         Ok(found)
     }
 
+    /// On to the next row, if it was found ahead: then it is [`Cursor::spot`].
+    #[inline]
+    pub fn step(&mut self) -> bool {
+        let Some(found) = self.stretch.get(self.passed) else { return false };
+        self.passed += 1;
+        self.standing = Standing::Ahead(*found);
+        if self.whole_key.get().is_some() {
+            self.whole_key = OnceCell::new();
+        }
+        true
+    }
+
+    /// Where the row that was found last stands on its page, if it was found ahead. It stays there until the scan moves.
+    #[inline]
+    pub fn spot(&self) -> Option<Spot<'_>> {
+        match (self.standing, &self.way) {
+            (Standing::Ahead(found), Way::Merged(sources)) => sources.spot(found),
+            _ => None,
+        }
+    }
+
     /// The row that was found last; an empty one if there is none.
     #[inline]
     pub fn row(&self) -> RowRef<'_> {
+        if let Some(spot) = self.spot() {
+            let (first, rest) = spot.key();
+            let key = self.whole_key.get_or_init(|| [first, rest].concat());
+            return RowRef { key, head: spot.head(), body: spot.body() };
+        }
         let standing = match (self.standing, &self.way) {
             (Standing::Top, Way::Merged(sources)) => sources.run_row(),
             (Standing::Run(at), Way::Guided(guide)) => guide.row(at),
@@ -193,6 +274,8 @@ impl<H: Host> Cursor<H> {
         self.at = place;
         self.way = Way::Fresh;
         self.standing = Standing::Nowhere;
+        self.stretch.clear();
+        self.passed = 0;
     }
 
     /// The key that was found last, if nothing has happened since.
@@ -200,38 +283,15 @@ impl<H: Host> Cursor<H> {
         match (&self.at, &self.way) {
             (Place::Found, Way::Merged(sources)) => sources.key(&self.view).map(<[u8]>::to_vec),
             (Place::Found, _) => Some(self.key.clone()),
+            (Place::Ahead, _) => self.spot().map(|spot| [spot.key().0, spot.key().1].concat()),
             _ => None,
         }
     }
 
-    /// The next row where only one run is left and all of it is seen: nothing is merged, nobody is asked. `None`: it is not so.
-    #[inline]
-    fn advance_alone(&mut self, tree: &Tree<'_, H>, sees_below: Writer) -> Result<Option<bool>> {
-        let (Place::Found, Way::Merged(sources), Direction::Forward) = (&self.at, &mut self.way, self.direction) else {
-            return Ok(None);
-        };
-        match sources.next_alone(tree, &self.view, sees_below) {
-            Ok(None) => Ok(None),
-            Ok(Some(_))
-                if !matches!(self.upper, Bound::Unbounded)
-                    && sources.key(&self.view).is_some_and(|key| beyond(key, &self.upper, self.direction)) =>
-            {
-                (self.at, self.standing) = (Place::End, Standing::Nowhere);
-                Ok(Some(false))
-            }
-            Ok(Some(flags)) => {
-                (self.standing, self.flags) = (Standing::Top, flags);
-                Ok(Some(true))
-            }
-            Err(failed) => {
-                let place = sources.key_failed(&self.view).map(|key| Place::Key(Bound::Excluded(key)));
-                self.leave(place.unwrap_or(Place::Fresh));
-                Err(failed)
-            }
-        }
-    }
-
     fn advance(&mut self, tree: &Tree<'_, H>, choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {
+        if self.step() || (matches!(self.at, Place::Found | Place::Ahead) && self.look_ahead(tree)?) {
+            return Ok(true);
+        }
         self.standing = Standing::Nowhere;
         let result = self.try_advance(tree, choose);
         if result.is_err() {
@@ -251,9 +311,49 @@ impl<H: Host> Cursor<H> {
         result
     }
 
+    /// Lets the merge go ahead, and takes the first of the rows that it finds. False: there are none; if the scan was at a row of the
+    /// merge, the next key is on top now.
+    fn look_ahead(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
+        let long = self.keys >= AHEAD_FROM || self.run.is_some();
+        let may = long && self.sees_below.0 > 0 && self.direction == Direction::Forward && self.walk.is_none();
+        let (true, Way::Merged(sources)) = (may || matches!(self.at, Place::Ahead), &mut self.way) else {
+            return Ok(false);
+        };
+        self.key.clear();
+        if let Standing::Ahead(found) = self.standing {
+            let (first, rest) = sources.spot(found).map(|spot| spot.key()).unwrap_or_default();
+            self.key.extend_from_slice(first);
+            self.key.extend_from_slice(rest);
+        } else {
+            self.key.extend_from_slice(sources.key(&self.view).unwrap_or_default());
+        }
+        (self.standing, self.flags, self.passed) = (Standing::Nowhere, Flags::default(), 0);
+        self.stretch.clear();
+        let result = match self.at {
+            Place::Ahead => Ok(()),
+            _ => sources.leave_key(tree, &self.view),
+        };
+        let result = result.and_then(|()| match may {
+            true => sources.look_ahead(tree, &self.view, self.sees_below, &self.upper, &mut self.stretch),
+            false => Ok(()),
+        });
+        let result = result.and_then(|()| match self.stretch.is_empty() {
+            true => sources.stand(tree, &self.view),
+            false => Ok(()),
+        });
+        if let Err(failed) = result {
+            let key = std::mem::take(&mut self.key);
+            self.leave(Place::Key(Bound::Excluded(key)));
+            return Err(failed);
+        }
+        self.at = if self.stretch.is_empty() { Place::Next } else { Place::Ahead };
+        Ok(self.step())
+    }
+
     fn try_advance(&mut self, tree: &Tree<'_, H>, mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {
         while self.find_way(tree)? {
-            let Cursor { way, view, lower, upper, direction, at, key, row, .. } = self;
+            let Cursor { way, view, run, lower, upper, direction, at, key, row, .. } = self;
+            let quiet = run.is_some_and(|run| run > 0);
             let within = |key: &[u8]| match direction {
                 Direction::Forward => !beyond(key, upper, *direction),
                 Direction::Backward => !beyond(key, lower, *direction),
@@ -273,7 +373,7 @@ impl<H: Host> Cursor<H> {
                         sources.leave_key(tree, view)?;
                     }
                     *at = Place::Next;
-                    next_merged(tree, view, sources, within, &mut choose, row)?
+                    next_merged(tree, view, sources, quiet, within, &mut choose, row)?
                 }
                 Way::Fresh => Step::End,
             };
@@ -296,7 +396,7 @@ impl<H: Host> Cursor<H> {
                     self.at = if self.direction == Direction::Forward { Place::End } else { Place::Start };
                     break;
                 }
-                Step::Lost => self.keys = GUIDED_KEYS,
+                Step::Lost => self.keys = u32::MAX,
             }
         }
         Ok(false)
@@ -354,30 +454,44 @@ impl<H: Host> Cursor<H> {
         }
     }
 
+    fn guided_keys(&self) -> u32 {
+        let (least, most) = GUIDED_KEYS;
+        (self.view.runs.len() * GUIDED_KEYS_A_RUN).clamp(least, most) as u32
+    }
+
     /// Sees to it that the scan has a way to go on. False: it has come to an end.
     fn find_way(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
         match (&self.at, &self.way) {
             (Place::Start, _) if self.direction == Direction::Backward => return Ok(false),
             (Place::End, _) if self.direction == Direction::Forward => return Ok(false),
             (_, Way::Merged(_)) => return Ok(true),
-            (_, Way::Guided(_)) if self.keys < GUIDED_KEYS => return Ok(true),
+            (_, Way::Guided(_)) if self.keys < self.guided_keys() => return Ok(true),
             _ => {}
         }
         if let Some(key) = self.key_found() {
             self.at = Place::Key(Bound::Excluded(key));
         }
+        let near = match &mut self.way {
+            Way::Guided(guide) => guide.take_cursors(),
+            _ => Vec::new(),
+        };
         let from = self.from();
-        let guided = self.keys < GUIDED_KEYS && self.view.runs.len() >= GUIDED_RUNS;
+        let guided = self.keys < self.guided_keys() && self.view.runs.len() >= GUIDED_RUNS && self.run.is_none();
         if let Some(guide) = guided.then(|| Guide::begin(tree, &self.view, from, self.direction)).transpose()?.flatten()
         {
             tree.shared.counters.guided_scans.fetch_add(1, Relaxed);
             tree.host.saw(Saw::GuidedScan, 1);
             self.way = Way::Guided(Box::new(guide));
         } else {
-            tree.shared.counters.merged_scans.fetch_add(1, Relaxed);
-            tree.host.saw(Saw::MergedScan, 1);
-            tree.host.saw(Saw::Run, self.view.runs.len() as u64);
-            let mut sources = Box::new(Sources::new(&self.view, true, 0..self.view.runs.len(), self.direction));
+            if self.run.is_none_or(|run| run == 0) {
+                tree.shared.counters.merged_scans.fetch_add(1, Relaxed);
+                tree.host.saw(Saw::MergedScan, 1);
+            }
+            let runs = self.run.map_or(0..self.view.runs.len(), |run| run..run + 1);
+            tree.host.saw(Saw::Run, runs.len() as u64);
+            let mut sources = Box::new(Sources::new(&self.view, true, runs, self.direction));
+            sources.unique = self.run.is_some();
+            sources.adopt(near);
             sources.seek(tree, &self.view, from, self.direction)?;
             self.way = Way::Merged(sources);
         }
@@ -385,12 +499,14 @@ impl<H: Host> Cursor<H> {
     }
 }
 
-/// The next key of the merge: the one on top.
+/// The next key of the merge: the one on top. `quiet`: nothing that comes from a memtable.
 #[inline]
+#[allow(clippy::too_many_arguments)]
 fn next_merged<H: Host>(
     tree: &Tree<'_, H>,
     view: &SuperVersion,
     sources: &mut Sources<H>,
+    quiet: bool,
     within: impl Fn(&[u8]) -> bool,
     choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
     buffer: &mut RowBuf,
@@ -406,6 +522,10 @@ fn next_merged<H: Host>(
             _ => {}
         }
     };
+    if quiet && sources.run_on_top().is_none() {
+        sources.leave_key(tree, view)?;
+        return Ok(Step::Key(Standing::Nowhere));
+    }
     // Nobody looks at a tombstone's row.
     if tombstone || sources.run_row().is_some() {
         return Ok(Step::Key(Standing::Top));

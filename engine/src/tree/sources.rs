@@ -9,15 +9,16 @@ use crate::host::Host;
 use crate::memtable::{NodeId, NodeRef};
 use crate::mutation::{on, Mutation::I15BackwardOldest};
 use crate::run::{Run, RunCursor};
+use crate::tree::ahead::Lane;
 use crate::tree::read::Pages;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
-use crate::types::{Flags, Head, RowBuf, RowRef, Writer};
+use crate::types::{Head, RowBuf, RowRef};
 use std::cmp::Ordering;
 use std::ops::Bound;
 
 /// Where one source stands.
-enum Source<H: Host> {
+pub(super) enum Source<H: Host> {
     /// In the memtable of this place among `SuperVersion::memtables`.
     Memtable { at: usize, node: Option<NodeId> },
     /// In the run of this place among `SuperVersion::runs`.
@@ -26,19 +27,23 @@ enum Source<H: Host> {
 
 /// A source that is not at its end, in the heap.
 #[derive(Clone, Copy)]
-struct Entry {
+pub(super) struct Entry {
     /// The first eight bytes of its key, zero-padded, big-endian.
-    prefix: u64,
+    pub prefix: u64,
     /// Its place in `sources`.
-    source: usize,
+    pub source: usize,
 }
 
 /// Sources in the order of a scan.
 pub(super) struct Sources<H: Host> {
     /// Newest first.
-    sources: Vec<Source<H>>,
+    pub(super) sources: Vec<Source<H>>,
     /// The next key on top.
-    heap: Vec<Entry>,
+    pub(super) heap: Vec<Entry>,
+    /// For [`super::ahead`]: one for each source, or none yet.
+    pub(super) lanes: Vec<Lane>,
+    /// No key stands in a run twice.
+    pub(super) unique: bool,
     direction: Direction,
     /// The key that is being left, if other sources may have it, or this is a walk backwards.
     left: Vec<u8>,
@@ -50,7 +55,19 @@ impl<H: Host> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
         let tables = (0..count).map(|at| Source::Memtable { at, node: None });
         let cursors = runs.map(|at| Source::Run { at, cursor: Box::default() });
-        Sources { sources: tables.chain(cursors).collect(), heap: Vec::new(), direction, left: Vec::new() }
+        let sources = tables.chain(cursors).collect();
+        Sources { sources, heap: Vec::new(), lanes: Vec::new(), unique: false, direction, left: Vec::new() }
+    }
+
+    /// Takes over cursors on the runs, in their order: what is looked for is on the pages that they have at hand, mostly.
+    pub fn adopt(&mut self, mut cursors: Vec<Option<Box<RunCursor<H::Held>>>>) {
+        for source in &mut self.sources {
+            if let Source::Run { at, cursor } = source {
+                if let Some(Some(near)) = cursors.get_mut(*at).map(Option::take) {
+                    *cursor = near;
+                }
+            }
+        }
     }
 
     /// Puts every source on its first key at or beyond `from`, in the direction given.
@@ -155,28 +172,6 @@ impl<H: Host> Sources<H> {
         Ok(())
     }
 
-    /// On to the next key with a row, where a single run is left that is settled and only has writers below `sees_below`: the
-    /// newest version of each key is the one to take. Its flags; `None`: it is not so, or the run has come to its end.
-    #[inline]
-    pub fn next_alone(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, sees_below: Writer) -> Result<Option<Flags>> {
-        let [only] = self.heap.as_slice() else { return Ok(None) };
-        let Some(Source::Run { at, cursor }) = self.sources.get_mut(only.source) else { return Ok(None) };
-        let Some(desc) = view.runs.get(*at) else { return Ok(None) };
-        if !desc.settled || desc.shape.max_writer >= sees_below {
-            return Ok(None);
-        }
-        let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
-        self.left.clear();
-        while cursor.has_next(&run) {
-            cursor.next_key(&run, &pages)?;
-            let flags = cursor.head().flags;
-            if cursor.valid() && !flags.is_tombstone() {
-                return Ok(Some(flags));
-            }
-        }
-        Ok(None)
-    }
-
     /// Moves the source on top past its key. Whether the key is still on top, for another source has it, too.
     #[inline]
     fn next_source(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
@@ -256,7 +251,7 @@ fn node_at(generation: &Generation, id: NodeId) -> NodeRef<'_> {
 }
 
 #[inline]
-fn prefix(key: &[u8]) -> u64 {
+pub(super) fn prefix(key: &[u8]) -> u64 {
     match key.first_chunk() {
         Some(first) => u64::from_be_bytes(*first),
         None => key.iter().enumerate().fold(0, |all, (at, byte)| all | u64::from(*byte) << (56 - 8 * at)),
@@ -266,7 +261,7 @@ fn prefix(key: &[u8]) -> u64 {
 impl<H: Host> Source<H> {
     /// The key it stands on; `None`: it is at its end.
     #[inline]
-    fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {
+    pub(super) fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {
         match self {
             Source::Memtable { at, node } => Some(node_at(memtable(view, *at)?, (*node)?).key()),
             Source::Run { cursor, .. } => cursor.valid().then(|| cursor.key()),

@@ -30,6 +30,11 @@ impl Range {
         }
     }
 
+    /// All keys are within.
+    pub fn is_all(&self) -> bool {
+        matches!((&self.lower, &self.upper), (Bound::Unbounded, Bound::Unbounded))
+    }
+
     fn is_empty(&self) -> bool {
         match (&self.lower, &self.upper) {
             (Bound::Included(a), Bound::Included(b)) => a > b,

@@ -29,6 +29,11 @@ extern "C-unwind" {
     static default_toast_compression: c_int;
 }
 
+/// Types whose values are bytes behind a header. The header's four bytes are read at any address where the machine does that.
+const BYTE_STRINGS: [pg_sys::Oid; 5] =
+    [pg_sys::BYTEAOID, pg_sys::TEXTOID, pg_sys::VARCHAROID, pg_sys::BPCHAROID, pg_sys::JSONOID];
+const READS_UNALIGNED: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+
 /// What a body knows of one attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attribute {
@@ -41,6 +46,8 @@ pub struct Attribute {
     dropped: bool,
     /// A short header is allowed.
     short: bool,
+    /// A string of bytes behind its header: whoever reads it wants no alignment.
+    bytes: bool,
     /// Compression is allowed, by this method.
     compress: Option<c_char>,
 }
@@ -58,18 +65,9 @@ pub struct Progress {
     pub stored: u32,
     /// Where the null bits begin; 0: there are none.
     nulls: u32,
-    /// Where the first value begins.
-    first: usize,
     /// Next attribute to decode, and where it begins.
     next: u32,
     offset: usize,
-}
-
-impl Progress {
-    /// The same body from its first attribute.
-    pub fn rewound(self) -> Progress {
-        Progress { next: 0, offset: self.first, ..self }
-    }
 }
 
 /// A body that is not what was written, and where.
@@ -144,11 +142,11 @@ impl RowLayout {
         if nulls != 0 {
             offset += stored.div_ceil(8) as usize;
         }
-        (offset <= body.len()).then_some(Progress { stored, nulls: nulls as u32, first: offset, next: 0, offset })
+        (offset <= body.len()).then_some(Progress { stored, nulls: nulls as u32, next: 0, offset })
     }
 
     /// Decodes on, up to the attribute numbered `upto` (from 1) or the last in the body. Values by reference point into the
-    /// body. Attributes that the key gives back are passed by; their values are the caller's affair.
+    /// body; where that stands at no multiple of eight, one may be refused as not aligned. Attributes that the key gives back are passed by; their values are the caller's affair.
     ///
     /// # Safety
     /// `values` and `nulls` have room for `upto` elements, and `upto` is at most the number of attributes of the layout.
@@ -205,6 +203,7 @@ impl Attribute {
             from_key,
             dropped: attribute.attisdropped,
             short: attribute.attlen == -1 && storage != pg_sys::TYPSTORAGE_PLAIN,
+            bytes: READS_UNALIGNED && BYTE_STRINGS.contains(&attribute.atttypid),
             compress: (attribute.attlen == -1 && may_compress).then_some(attribute.attcompression),
         }
     }
@@ -291,7 +290,8 @@ impl Attribute {
         }
     }
 
-    /// The value that begins at `offset` or after the padding there. `None`: the body ends before it does.
+    /// The value that begins at `offset` or after the padding there. `None`: the body ends before it does, or stands where the value
+    /// is not aligned.
     #[inline]
     fn get(&self, body: &[u8], offset: &mut usize) -> Option<Datum> {
         if self.by_value {
@@ -312,8 +312,14 @@ impl Attribute {
             }
             len => (align_up(*offset, usize::from(self.align)), len as usize),
         };
+        let value = body.get(start..start + len)?;
+        let any_address =
+            self.align == 1 || self.bytes || (self.len == -1 && header::form(*value.first()?) == Form::Short);
+        if !any_address && !(value.as_ptr() as usize).is_multiple_of(usize::from(self.align)) {
+            return None;
+        }
         *offset = start + len;
-        Some(Datum::from(body.get(start..start + len)?.as_ptr() as usize))
+        Some(Datum::from(value.as_ptr() as usize))
     }
 }
 

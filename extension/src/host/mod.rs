@@ -5,6 +5,7 @@
 //! | [`global`] | the layout of our piece of shared memory |
 //! | [`registry`] | the tables that are in memory |
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
+//! | [`pins`] | pages that scans keep between calls |
 //! | [`log`], [`log_reader`] | the row log: log pages in the main fork; written, and read |
 //! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
 //! | [`redo`] | what replay of a record decides before it touches a page |
@@ -33,6 +34,7 @@ pub mod log;
 pub mod log_reader;
 pub mod maintenance;
 pub mod pages;
+pub mod pins;
 pub mod progress;
 pub mod readers;
 pub mod redo;
@@ -130,8 +132,7 @@ fn needs_wal(rel: pg_sys::Relation) -> bool {
 impl Host for PgHost {
     type Latch = latch::LwLatch;
     type Page = pages::Page;
-    /// A copy: pins belong to resource owners, which may go before a scan does.
-    type Held = Box<PageBuf>;
+    type Held = pins::HeldPage;
     type LogRow = log::LogRow;
     type LogState = log::LogState;
     type Horizon = writers::XidHorizon;
@@ -141,8 +142,9 @@ impl Host for PgHost {
         self.read(page)
     }
 
-    fn hold_page(&self, page: pages::Page, spare: Option<Box<PageBuf>>) -> Box<PageBuf> {
-        page.copy(spare)
+    #[inline]
+    fn hold_page(&self, page: pages::Page, spare: Option<pins::HeldPage>) -> pins::HeldPage {
+        pins::HeldPage::keep(page, spare)
     }
 
     fn verify_page(&self, page: PageNo) -> Result<()> {

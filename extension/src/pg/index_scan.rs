@@ -89,8 +89,31 @@ unsafe fn start(scan: IndexScanDesc) -> Running {
     }
 }
 
-#[pg_guard]
+/// Without a guard where the next row has been found ahead: then nothing can fail.
+///
+/// # Safety
+/// A callback of the index access method.
 pub unsafe extern "C-unwind" fn next(scan: IndexScanDesc, direction: pg_sys::ScanDirection::Type) -> bool {
+    // SAFETY: the executor's scan. The row stays on its page until the scan moves or ends.
+    unsafe {
+        if let Some(running) = &mut state(scan).running {
+            if !(*scan).xs_want_itup && running.keys.step(table_scan::heading(direction)) {
+                if let Some(spot) = running.keys.spot() {
+                    (*scan).xs_heaptid = tid::from_row(spot.row_id());
+                    (*scan).xs_recheck = !running.exact;
+                    if !(*scan).xs_heapfetch.is_null() {
+                        table_scan::fetch_state((*scan).xs_heapfetch).expect_ahead(spot);
+                    }
+                    return true;
+                }
+            }
+        }
+        find_next(scan, direction)
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn find_next(scan: IndexScanDesc, direction: pg_sys::ScanDirection::Type) -> bool {
     // SAFETY: the executor's scan.
     unsafe {
         let Some(running) = &mut state(scan).running else { return false };
@@ -98,10 +121,18 @@ pub unsafe extern "C-unwind" fn next(scan: IndexScanDesc, direction: pg_sys::Sca
         if !running.open.ok(found) {
             return false;
         }
-        (*scan).xs_heaptid = tid::from_row(running.keys.row().head.row_id);
+        let row_id = match running.keys.spot() {
+            Some(spot) => spot.row_id(),
+            None => running.keys.row().head.row_id,
+        };
+        (*scan).xs_heaptid = tid::from_row(row_id);
         (*scan).xs_recheck = !running.exact;
         if !(*scan).xs_heapfetch.is_null() {
-            table_scan::fetch_state((*scan).xs_heapfetch).expect(running.keys.row());
+            let fetch = table_scan::fetch_state((*scan).xs_heapfetch);
+            match running.keys.spot() {
+                Some(spot) => fetch.expect_ahead(spot),
+                None => fetch.expect(running.keys.row()),
+            }
         }
         if (*scan).xs_want_itup {
             form_index_tuple(scan, running);

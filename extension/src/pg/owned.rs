@@ -1,6 +1,7 @@
 //! Rust values whose life is bound to a PostgreSQL memory context: dropped when their owner says so, or, after an error,
-//! when the context goes.
+//! when the context goes (then without the pins that they kept, see [`crate::host::pins`]).
 
+use crate::host::pins;
 use pgrx::pg_sys;
 use std::ffi::c_void;
 
@@ -38,17 +39,22 @@ impl<T> Owned<T> {
     /// # Safety
     /// As for [`Owned::get`]; the value is not used afterwards. (The small rest goes with the context.)
     pub unsafe fn release(owned: *mut Owned<T>) {
+        // SAFETY: by the contract.
+        drop(unsafe { Owned::take(owned) });
+    }
+
+    /// # Safety
+    /// As for [`Owned::release`].
+    unsafe fn take(owned: *mut Owned<T>) -> Option<Box<T>> {
         // SAFETY: by the contract; the pointer is cleared first, so that the callback does nothing later.
         unsafe {
             let value = std::mem::replace(&mut (*owned).value, std::ptr::null_mut());
-            if !value.is_null() {
-                drop(Box::from_raw(value));
-            }
+            (!value.is_null()).then(|| Box::from_raw(value))
         }
     }
 
     unsafe extern "C-unwind" fn on_reset(arg: *mut c_void) {
         // SAFETY: `arg` is the Owned that registered this callback.
-        unsafe { Owned::release(arg.cast::<Owned<T>>()) }
+        pins::abandon(unsafe { Owned::take(arg.cast::<Owned<T>>()) });
     }
 }

@@ -6,13 +6,17 @@
 //! ```
 //!
 //! A slot is empty, or holds a row of ours (its values point into the buffer), or was filled with values by the executor
-//! (ExecStoreVirtualTuple), like a virtual slot; materializing copies those into the buffer. A row of ours is always the
-//! slot's own, so that nothing is pinned or borrowed.
+//! (ExecStoreVirtualTuple), like a virtual slot; materializing copies those into the buffer. A row of ours is the slot's own,
+//! so that nothing is pinned or borrowed, but for one case: a scan of the whole table lends its rows, and keeps the page. Nothing of
+//! a lent row is looked at but what is asked for. Its values point into the page where they may stand as they are; if one is
+//! not aligned there, or the row has to stay, it is copied and becomes the slot's own. A lent row stands until the scan
+//! moves or ends, and nobody asks the slot for it after that.
 
 use crate::codec::datum::Arena;
 use crate::codec::header::{align_up, form, long_len, short_len, Form};
-use crate::codec::row::{Progress, RowLayout};
+use crate::codec::row::{BadBody, Progress, RowLayout};
 use crate::codec::TableCodec;
+use loosekv_engine::run::Spot;
 use loosekv_engine::types::{Head, RowId, RowRef, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -57,7 +61,13 @@ struct Slot {
     row: RowId,
     writer: Writer,
     command: u32,
-    /// Key and body are in the buffer.
+    /// Where the row stands, if it is not in the buffer.
+    lent: Option<Spot<'static>>,
+    /// Rows that are not aligned where they stand had to be copied lately.
+    copies: bool,
+    /// The values that the key gives back have been taken out.
+    key_decoded: bool,
+    /// Key and body are in the buffer, or lent.
     holds_row: bool,
     /// The values were given by the executor and have been copied into the buffer.
     holds_values: bool,
@@ -116,6 +126,34 @@ pub unsafe fn store(slot: *mut TupleTableSlot, table: pg_sys::Oid, codec: &Rc<Ta
     }
 }
 
+/// Whether [`lend`] may be used: the slot is one of ours, and knows the rows of this table.
+///
+/// # Safety
+/// `slot` is a valid slot.
+#[inline]
+pub unsafe fn may_be_lent(slot: *mut TupleTableSlot, codec: &Rc<TableCodec>) -> bool {
+    // SAFETY: a slot with our callbacks is a `Slot`.
+    unsafe { is_ours(slot) && std::ptr::eq((*slot.cast::<Slot>()).codec, Rc::as_ptr(codec)) }
+}
+
+/// As [`store`], but the row is left where it stands. Raises nothing.
+///
+/// # Safety
+/// [`may_be_lent`]; and the row stays where it is until the slot is cleared or gets another row, or is not asked any more.
+#[inline]
+pub unsafe fn lend(slot: *mut TupleTableSlot, table: pg_sys::Oid, spot: Spot<'_>) {
+    // SAFETY: the caller's promise, by which the row outlives its use.
+    unsafe {
+        let slot = &mut *slot.cast::<Slot>();
+        let spot = std::mem::transmute::<Spot<'_>, Spot<'static>>(spot);
+        slot.lent = Some(spot);
+        slot.row = spot.row_id();
+        slot.hold_row();
+        slot.base.tts_tid = tid_of(slot.row);
+        slot.base.tts_tableOid = table;
+    }
+}
+
 /// Tells a slot that its values have just been written as this row version.
 ///
 /// # Safety
@@ -163,13 +201,47 @@ impl Slot {
             std::ptr::copy_nonoverlapping(row.key.as_ptr(), self.buffer.add(body), key);
             (self.body, self.key) = (body, key);
         }
-        let Some(progress) = RowLayout::begin(row.body) else { corrupt(row.head.row_id, "its body has no beginning") };
-        self.progress = progress;
+        self.lent = None;
+        self.set_head(&row.head);
+        self.hold_row();
+    }
+
+    /// The slot has got a row; nothing of it has been taken out yet.
+    #[inline]
+    fn hold_row(&mut self) {
+        self.progress = Progress::default();
+        self.key_decoded = false;
         self.holds_row = true;
         self.holds_values = false;
-        self.set_head(&row.head);
+        self.has_head = true;
         self.base.tts_nvalid = 0;
         self.base.tts_flags &= !(pg_sys::TTS_FLAG_EMPTY as u16);
+    }
+
+    /// Copies a lent row into the buffer. What was taken out of it has to be taken out once more.
+    unsafe fn own(&mut self) {
+        if let Some(spot) = self.lent.take() {
+            let (body, (first, rest)) = (spot.body(), spot.key());
+            let key = first.len() + rest.len();
+            // SAFETY: the row stands where it was lent; the buffer has been made large enough; the codec is adopted.
+            unsafe {
+                self.reserve(body.len() + key + (*self.codec).key.room(key));
+                let to = self.buffer;
+                std::ptr::copy_nonoverlapping(body.as_ptr(), to, body.len());
+                std::ptr::copy_nonoverlapping(first.as_ptr(), to.add(body.len()), first.len());
+                std::ptr::copy_nonoverlapping(rest.as_ptr(), to.add(body.len() + first.len()), rest.len());
+            }
+            (self.body, self.key) = (body.len(), key);
+            self.set_head(&spot.head());
+            self.hold_row();
+        }
+    }
+
+    /// Makes known who wrote a row that is lent.
+    fn know_head(&mut self) {
+        if let Some(spot) = self.lent {
+            self.set_head(&spot.head());
+        }
     }
 
     fn set_head(&mut self, head: &Head) {
@@ -232,9 +304,7 @@ impl Slot {
     }
 
     fn clear(&mut self) {
-        if self.capacity > KEEP {
-            self.free_buffer();
-        }
+        self.lent = None;
         self.holds_row = false;
         self.holds_values = false;
         self.has_head = false;
@@ -245,40 +315,120 @@ impl Slot {
     }
 
     /// Takes out the attributes up to this number.
-    #[inline]
     unsafe fn decode(&mut self, upto: usize) {
+        // SAFETY: by the contract of `try_decode`. A row that is the slot's own is aligned.
+        unsafe {
+            let mut result = self.try_decode(upto);
+            if self.lent.is_some() && result.is_err() {
+                self.own();
+                result = self.try_decode(upto);
+            }
+            match result {
+                Ok(()) => {}
+                Err(Failed::Key) => corrupt(self.row, "its key"),
+                Err(Failed::Begin) => corrupt(self.row, "its body has no beginning"),
+                Err(Failed::Body(bad)) => {
+                    corrupt(self.row, &format!("attribute {} at offset {} of its body", bad.attribute, bad.offset))
+                }
+                Err(Failed::Missing) => {
+                    let (stored, upto) = (self.progress.stored as i32, upto as i32);
+                    pg_sys::slot_getmissingattrs(&mut self.base, stored, upto);
+                    self.base.tts_nvalid = upto as i16;
+                }
+            }
+        }
+    }
+
+    /// The same, and raises nothing.
+    ///
+    /// # Safety
+    /// The slot holds a row, and has been made with so many attributes at least.
+    #[inline]
+    unsafe fn try_decode(&mut self, upto: usize) -> Result<(), Failed> {
         // SAFETY: the slot has a descriptor.
         debug_assert!(self.holds_row && upto <= unsafe { (*self.base.tts_tupleDescriptor).natts } as usize);
-        // SAFETY: body and key are in the buffer, and the room behind them is what `store` reserved; the slot's arrays have
-        // room for all attributes of its descriptor, to which the layout fits. The codec stands as long as it is adopted.
+        // SAFETY: body and key are in the buffer, and the room behind them is what `store` reserved, or the row is lent; the slot's
+        // arrays have room for all attributes of its descriptor, to which the layout fits. The codec stands as long as it is adopted.
         unsafe {
+            if self.copies
+                && self.lent.is_some_and(|spot| !(spot.body().as_ptr() as usize).is_multiple_of(MAX_ALIGN))
+                && self.fits()
+            {
+                self.own();
+            }
             let codec = &*self.codec;
             let layout = if self.layout.is_null() { &codec.layout } else { &*self.layout };
-            let body = std::slice::from_raw_parts(self.buffer, self.body);
-            if self.base.tts_nvalid == 0 && !codec.key.is_row_id() {
-                self.decode_key(codec, layout.len());
+            if !self.key_decoded && !codec.key.is_row_id() {
+                self.decode_key(codec, layout.len())?;
+            }
+            let body = match &self.lent {
+                Some(spot) => spot.body(),
+                None => std::slice::from_raw_parts(self.buffer, self.body),
+            };
+            if self.base.tts_nvalid == 0 {
+                self.progress = RowLayout::begin(body).ok_or(Failed::Begin)?;
             }
             let (values, nulls) = (self.base.tts_values, self.base.tts_isnull);
-            if let Err(bad) = layout.decode(body, &mut self.progress, upto, values, nulls) {
-                corrupt(self.row, &format!("attribute {} at offset {} of its body", bad.attribute, bad.offset));
-            }
-            let stored = self.progress.stored as usize;
-            if stored < upto {
-                pg_sys::slot_getmissingattrs(&mut self.base, stored as i32, upto as i32);
+            layout.decode(body, &mut self.progress, upto, values, nulls).map_err(Failed::Body)?;
+            if (self.progress.stored as usize) < upto {
+                return Err(Failed::Missing);
             }
         }
         self.base.tts_nvalid = upto as i16;
+        Ok(())
+    }
+
+    /// Tries it once more with a copy of a row that is lent, if that needs no more room than there is. Raises nothing.
+    #[cold]
+    unsafe fn decode_copy(&mut self, upto: usize) -> bool {
+        if self.lent.is_none() || !self.fits() {
+            return false;
+        }
+        // SAFETY: as for `try_decode`; there is room.
+        unsafe {
+            self.own();
+            self.copies = self.try_decode(upto).is_ok();
+        }
+        self.copies
+    }
+
+    /// Whether the buffer has room for the row that is lent.
+    fn fits(&self) -> bool {
+        self.lent.is_some_and(|spot| {
+            let key = spot.key().0.len() + spot.key().1.len();
+            // SAFETY: a slot that was lent a row has a codec.
+            spot.body().len() + key + unsafe { (*self.codec).key.room(key) } <= self.capacity
+        })
     }
 
     /// Puts the values that the key gives back where they belong. They stand beyond `tts_nvalid` at first, until the
     /// attributes before them have been taken out as well.
     #[inline]
-    unsafe fn decode_key(&mut self, codec: &TableCodec, natts: usize) {
-        // SAFETY: as in `decode`.
+    unsafe fn decode_key(&mut self, codec: &TableCodec, natts: usize) -> Result<(), Failed> {
+        // SAFETY: as in `try_decode`.
         unsafe {
-            let key = std::slice::from_raw_parts(self.buffer.add(self.body), self.key);
-            let used = self.body + self.key;
-            let mut arena = Arena::new(self.buffer.add(used), self.capacity - used);
+            let (key, mut arena) = match &self.lent {
+                Some(spot) => {
+                    let (first, rest) = spot.key();
+                    let len = first.len() + rest.len();
+                    if len + codec.key.room(len) > self.capacity {
+                        return Err(Failed::Key);
+                    }
+                    let start = if first.is_empty() && codec.key.room(len) == 0 {
+                        rest.as_ptr()
+                    } else {
+                        std::ptr::copy_nonoverlapping(first.as_ptr(), self.buffer, first.len());
+                        std::ptr::copy_nonoverlapping(rest.as_ptr(), self.buffer.add(first.len()), rest.len());
+                        self.buffer
+                    };
+                    (std::slice::from_raw_parts(start, len), Arena::new(self.buffer.add(len), self.capacity - len))
+                }
+                None => {
+                    let used = self.body + self.key;
+                    let key = std::slice::from_raw_parts(self.buffer.add(self.body), self.key);
+                    (key, Arena::new(self.buffer.add(used), self.capacity - used))
+                }
+            };
             let (values, nulls) = (self.base.tts_values, self.base.tts_isnull);
             let good = codec.key.decode(key, &mut arena, |attno, value| {
                 let at = attno as usize - 1;
@@ -288,9 +438,11 @@ impl Slot {
                 }
             });
             if !good {
-                corrupt(self.row, "its key");
+                return Err(Failed::Key);
             }
         }
+        self.key_decoded = true;
+        Ok(())
     }
 
     /// Copies the values that the executor gave into the buffer.
@@ -351,15 +503,20 @@ impl Slot {
                 let codec = Rc::from_raw(from.codec);
                 self.adopt(&codec);
             }
+            if from.lent.is_some() {
+                self.lent = from.lent;
+                self.own();
+                return true;
+            }
             let used = from.body + from.key;
             self.reserve(used + codec.key.room(from.key));
             std::ptr::copy_nonoverlapping(from.buffer, self.buffer, used);
         }
         (self.body, self.key) = (from.body, from.key);
         // Decoding starts over: the other slot's progress was made with values in the other slot's buffer.
-        self.progress = from.progress.rewound();
-        self.holds_row = true;
-        self.base.tts_flags &= !(pg_sys::TTS_FLAG_EMPTY as u16);
+        let has_head = self.has_head;
+        self.hold_row();
+        self.has_head = has_head;
         true
     }
 
@@ -426,6 +583,15 @@ unsafe fn expanded(value: *const u8) -> Option<*mut pg_sys::ExpandedObjectHeader
     }
 }
 
+/// Why a row could not be taken out.
+enum Failed {
+    Key,
+    Begin,
+    Body(BadBody),
+    /// The rest of the attributes has been added to the table later.
+    Missing,
+}
+
 fn corrupt(row: RowId, what: &str) -> ! {
     ErrorReport::new(
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
@@ -437,7 +603,10 @@ fn corrupt(row: RowId, what: &str) -> ! {
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn init(_slot: *mut TupleTableSlot) {}
+unsafe extern "C-unwind" fn init(slot: *mut TupleTableSlot) {
+    // SAFETY: PostgreSQL calls this on slots with our callbacks, all zeros; a reference is not made before all of it is a `Slot`.
+    unsafe { (&raw mut (*slot.cast::<Slot>()).lent).write(None) };
+}
 
 #[pg_guard]
 unsafe extern "C-unwind" fn release(slot: *mut TupleTableSlot) {
@@ -447,15 +616,39 @@ unsafe extern "C-unwind" fn release(slot: *mut TupleTableSlot) {
     slot.free_buffer();
 }
 
-#[pg_guard]
+/// Without a guard where nothing can fail.
 unsafe extern "C-unwind" fn clear(slot: *mut TupleTableSlot) {
     // SAFETY: PostgreSQL calls this on slots with our callbacks.
-    unsafe { (*slot.cast::<Slot>()).clear() };
+    unsafe {
+        let ours = &mut *slot.cast::<Slot>();
+        ours.clear();
+        if ours.capacity > KEEP {
+            shrink(slot);
+        }
+    }
 }
 
 #[pg_guard]
+unsafe extern "C-unwind" fn shrink(slot: *mut TupleTableSlot) {
+    // SAFETY: as in `clear`; the slot is empty.
+    unsafe { (*slot.cast::<Slot>()).free_buffer() };
+}
+
+/// Without a guard where nothing can fail.
 unsafe extern "C-unwind" fn get_some_attributes(slot: *mut TupleTableSlot, natts: i32) {
     // SAFETY: PostgreSQL calls this on slots with our callbacks, with no more attributes than the descriptor has.
+    unsafe {
+        let ours = &mut *slot.cast::<Slot>();
+        let natts_wanted = natts as usize;
+        if !ours.holds_row || !(ours.try_decode(natts_wanted).is_ok() || ours.decode_copy(natts_wanted)) {
+            get_attributes_or_fail(slot, natts);
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn get_attributes_or_fail(slot: *mut TupleTableSlot, natts: i32) {
+    // SAFETY: as in `get_some_attributes`.
     unsafe {
         let slot = &mut *slot.cast::<Slot>();
         if !slot.holds_row {
@@ -470,7 +663,9 @@ unsafe extern "C-unwind" fn get_system_attribute(slot: *mut TupleTableSlot, attn
     // SAFETY: PostgreSQL calls this on slots with our callbacks, and wants to know of nulls.
     let slot = unsafe {
         *null = false;
-        &*slot.cast::<Slot>()
+        let slot = &mut *slot.cast::<Slot>();
+        slot.know_head();
+        slot
     };
     if !slot.has_head {
         ereport!(
@@ -492,6 +687,7 @@ unsafe extern "C-unwind" fn materialize(slot: *mut TupleTableSlot) {
     // SAFETY: PostgreSQL calls this on slots with our callbacks.
     unsafe {
         let slot = &mut *slot.cast::<Slot>();
+        slot.own();
         if !slot.holds_row && !slot.holds_values && u32::from(slot.base.tts_flags) & pg_sys::TTS_FLAG_EMPTY == 0 {
             slot.copy_values();
         }
@@ -506,6 +702,10 @@ unsafe extern "C-unwind" fn copy_slot(to: *mut TupleTableSlot, from: *mut TupleT
         target.clear();
         let source: *const Slot = from.cast();
         let ours = is_ours(from);
+        if ours {
+            // What was taken out of it may be in use: it is not copied into its own buffer.
+            (*from.cast::<Slot>()).know_head();
+        }
         let copied = ours && (*source).holds_row && target.copy_row(&*source);
         if !copied {
             let (values, nulls) = all_attributes(from);
@@ -534,6 +734,7 @@ unsafe extern "C-unwind" fn copy_heap_tuple(slot: *mut TupleTableSlot) -> pg_sys
     // SAFETY: PostgreSQL calls this on slots with our callbacks that are not empty.
     unsafe {
         all_attributes(slot);
+        (*slot.cast::<Slot>()).know_head();
         let slot = &*slot.cast::<Slot>();
         let base = &slot.base;
         let tuple = pg_sys::heap_form_tuple(base.tts_tupleDescriptor, base.tts_values, base.tts_isnull);

@@ -1,6 +1,7 @@
 //! Small things about slots: what C does with macros and inline functions.
 
 use crate::table::Open;
+use loosekv_engine::run::Spot;
 use loosekv_engine::types::{Head, RowRef};
 use pgrx::pg_sys::TupleTableSlot;
 
@@ -22,6 +23,26 @@ pub unsafe fn clear(slot: *mut TupleTableSlot) {
 pub unsafe fn store(slot: *mut TupleTableSlot, open: &Open, row: RowRef<'_>) {
     // SAFETY: by the contract.
     unsafe { super::slot::store(slot, open.relid(), &open.info.codec, row) }
+}
+
+/// Whether [`lend`] may be used: the slot has held rows of the table before.
+///
+/// # Safety
+/// `slot` is a slot.
+#[inline]
+pub unsafe fn may_be_lent(slot: *mut TupleTableSlot, open: &Open) -> bool {
+    // SAFETY: by the contract.
+    unsafe { super::slot::may_be_lent(slot, &open.info.codec) }
+}
+
+/// As [`store`], but the row is left where it stands until it is needed.
+///
+/// # Safety
+/// [`may_be_lent`]; and the row stays where it is until the slot is cleared or gets another row, or is not asked any more.
+#[inline]
+pub unsafe fn lend(slot: *mut TupleTableSlot, open: &Open, spot: Spot<'_>) {
+    // SAFETY: by the contract.
+    unsafe { super::slot::lend(slot, open.relid(), spot) }
 }
 
 /// The row in the slot has been written as this version.

@@ -15,6 +15,22 @@ use std::ffi::c_void;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// To be called inside a guard.
+mod unguarded {
+    use pgrx::pg_sys;
+
+    extern "C-unwind" {
+        pub fn MemoryContextReset(context: pg_sys::MemoryContext);
+        pub fn FormIndexDatum(
+            info: *mut pg_sys::IndexInfo,
+            slot: *mut pg_sys::TupleTableSlot,
+            state: *mut pg_sys::EState,
+            values: *mut pg_sys::Datum,
+            nulls: *mut bool,
+        );
+    }
+}
+
 /// What evaluating index expressions and predicates needs.
 struct Evaluation {
     state: *mut pg_sys::EState,
@@ -45,14 +61,23 @@ impl Evaluation {
     /// The index's columns for the row in the slot; `None`: the predicate leaves the row out.
     unsafe fn columns(&mut self) -> Option<Columns> {
         // SAFETY: the slot holds a row.
+        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| self.form_columns()) }
+    }
+
+    /// The same. To be called inside a guard.
+    ///
+    /// # Safety
+    /// Raises ERROR by longjmp: the caller's frames own nothing, up to the guard.
+    unsafe fn form_columns(&self) -> Option<Columns> {
+        // SAFETY: the slot holds a row.
         unsafe {
-            pg_sys::MemoryContextReset((*self.context).ecxt_per_tuple_memory);
+            unguarded::MemoryContextReset((*self.context).ecxt_per_tuple_memory);
             if !self.predicate.is_null() && !qual(self.predicate, self.context) {
                 return None;
             }
             let mut columns = Columns::default();
             let (values, nulls) = (columns.values.as_mut_ptr(), columns.nulls.as_mut_ptr());
-            pg_sys::FormIndexDatum(self.info, self.slot, self.state, values, nulls);
+            unguarded::FormIndexDatum(self.info, self.slot, self.state, values, nulls);
             Some(columns)
         }
     }
@@ -80,14 +105,14 @@ impl Default for Columns {
     }
 }
 
-/// ExecQual.
+/// ExecQual. To be called inside a guard.
 unsafe fn qual(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext) -> bool {
     // SAFETY: a prepared expression has its function; evaluated in the context's own memory.
     unsafe {
         let Some(evaluate) = (*state).evalfunc else { return true };
         let before = pg_sys::MemoryContextSwitchTo((*context).ecxt_per_tuple_memory);
         let mut null = false;
-        let result = pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate(state, context, &raw mut null));
+        let result = evaluate(state, context, &raw mut null);
         pg_sys::MemoryContextSwitchTo(before);
         result.value() != 0
     }
@@ -139,13 +164,18 @@ impl Feed {
     unsafe fn row(&mut self, evaluation: &mut Evaluation, alive: bool) {
         // SAFETY: the index code's callback, called as its contract says.
         unsafe {
-            let Some(mut columns) = evaluation.columns() else { return };
             let Some(callback) = self.callback else { return };
             let (index, state) = (self.index, self.callback_state);
             let tid = &raw mut (*evaluation.slot).tts_tid;
-            let (values, nulls) = (columns.values.as_mut_ptr(), columns.nulls.as_mut_ptr());
-            pg_sys::ffi::pg_guard_ffi_boundary(|| callback(index, tid, values, nulls, alive, state));
-            if alive {
+            let fed = pg_sys::ffi::pg_guard_ffi_boundary(|| match evaluation.form_columns() {
+                Some(mut columns) => {
+                    let (values, nulls) = (columns.values.as_mut_ptr(), columns.nulls.as_mut_ptr());
+                    callback(index, tid, values, nulls, alive, state);
+                    true
+                }
+                None => false,
+            });
+            if fed && alive {
                 self.rows += 1.0;
             }
         }
@@ -192,19 +222,25 @@ impl Feed {
         unsafe {
             let open = Open::new(table);
             self.older(&open, xact::oldest_visible(table), evaluation);
-            let mut cursor = open.ok(open.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward));
-            let mut row = RowBuf::default();
-            loop {
-                pgrx::check_for_interrupts!();
-                let choose = |head: &Head, hint: &Hint<'_>| match mvcc::standing(head, hint) {
-                    Standing::Aborted => Verdict::Skip,
-                    _ => Verdict::Take,
-                };
-                if !open.ok(cursor.next(&open.tree, choose, &mut row)) {
-                    break;
+            for mut cursor in open.ok(open.tree.scan_apart(Direction::Forward)) {
+                loop {
+                    pgrx::check_for_interrupts!();
+                    let choose = |head: &Head, hint: &Hint<'_>| match mvcc::standing(head, hint) {
+                        Standing::Aborted => Verdict::Skip,
+                        _ => Verdict::Take,
+                    };
+                    // In a settled run the newest version of a key is never an aborted one.
+                    if !open.ok(cursor.next_in_place(&open.tree, Writer(u64::MAX), choose)) {
+                        break;
+                    }
+                    match cursor.spot() {
+                        Some(spot) if slots::may_be_lent(evaluation.slot, &open) => {
+                            slots::lend(evaluation.slot, &open, spot);
+                        }
+                        _ => slots::store(evaluation.slot, &open, cursor.row()),
+                    }
+                    self.row(evaluation, true);
                 }
-                slots::store(evaluation.slot, &open, row.as_ref());
-                self.row(evaluation, true);
             }
         }
     }

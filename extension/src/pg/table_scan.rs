@@ -7,6 +7,7 @@ use crate::table::mvcc::{Sight, View};
 use crate::table::scan::{Pieces, TableScan};
 use crate::table::{by_row, recent, splits, tid, Open};
 use loosekv_engine::error::Result;
+use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::RowRef;
 use pgrx::pg_sys;
@@ -120,8 +121,31 @@ unsafe fn give(open: *const Open, found: Result<Option<RowRef<'_>>>, slot: *mut 
     }
 }
 
-#[pg_guard]
+/// Without a guard where the next row has been found ahead: then nothing can fail.
+///
+/// # Safety
+/// A callback of the table access method.
 pub unsafe extern "C-unwind" fn next(
+    scan: TableScanDesc,
+    direction: pg_sys::ScanDirection::Type,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: the scan's state is used by this call alone. The row stays on its page until the scan moves or ends.
+    unsafe {
+        let state = state(scan);
+        if slots::may_be_lent(slot, &state.open) && state.step(heading(direction)) {
+            if let Some(spot) = state.spot() {
+                slots::lend(slot, &state.open, spot);
+                count_row((*scan).rs_rd);
+                return true;
+            }
+        }
+        find_next(scan, direction, slot)
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn find_next(
     scan: TableScanDesc,
     direction: pg_sys::ScanDirection::Type,
     slot: *mut TupleTableSlot,
@@ -140,7 +164,10 @@ pub unsafe extern "C-unwind" fn next(
             slots::clear(slot);
             return false;
         }
-        slots::store(slot, &*open, state.row());
+        match state.spot() {
+            Some(spot) if slots::may_be_lent(slot, &*open) => slots::lend(slot, &*open, spot),
+            _ => slots::store(slot, &*open, state.row()),
+        }
         count_row((*scan).rs_rd);
         true
     }
@@ -349,7 +376,12 @@ pub struct FetchState {
     open: Open,
     by_row: ByRow,
     /// A row that our own index has found, and decided to be visible, for the next fetch.
-    found: Option<RowRef<'static>>,
+    found: Option<Expected>,
+}
+
+enum Expected {
+    Row(RowRef<'static>),
+    Ahead(Spot<'static>),
 }
 
 impl FetchState {
@@ -359,7 +391,17 @@ impl FetchState {
     /// It stays where it is until the scan is asked for the next one, and is fetched before.
     pub unsafe fn expect(&mut self, row: RowRef<'_>) {
         // SAFETY: by the contract.
-        self.found = Some(unsafe { std::mem::transmute::<RowRef<'_>, RowRef<'static>>(row) });
+        self.found = Some(Expected::Row(unsafe { std::mem::transmute::<RowRef<'_>, RowRef<'static>>(row) }));
+    }
+
+    /// The same for a row that was found ahead.
+    ///
+    /// # Safety
+    /// As for [`FetchState::expect`].
+    #[inline]
+    pub unsafe fn expect_ahead(&mut self, spot: Spot<'_>) {
+        // SAFETY: by the contract.
+        self.found = Some(Expected::Ahead(unsafe { std::mem::transmute::<Spot<'_>, Spot<'static>>(spot) }));
     }
 }
 
@@ -397,8 +439,38 @@ pub unsafe extern "C-unwind" fn fetch_end(fetch: *mut pg_sys::IndexFetchTableDat
     }
 }
 
-#[pg_guard]
+/// Without a guard where our index has found the row ahead: then nothing can fail.
+///
+/// # Safety
+/// A callback of the table access method.
 pub unsafe extern "C-unwind" fn fetch_row(
+    fetch: *mut pg_sys::IndexFetchTableData,
+    tid: ItemPointer,
+    snapshot: Snapshot,
+    slot: *mut TupleTableSlot,
+    call_again: *mut bool,
+    all_dead: *mut bool,
+) -> bool {
+    // SAFETY: the index code's pointers. The row stays on its page until the index scan moves or ends.
+    unsafe {
+        let state = fetch_state(fetch);
+        if let Some(Expected::Ahead(spot)) = state.found {
+            if slots::may_be_lent(slot, &state.open) {
+                state.found = None;
+                *call_again = false;
+                if !all_dead.is_null() {
+                    *all_dead = false;
+                }
+                slots::lend(slot, &state.open, spot);
+                return true;
+            }
+        }
+        find_row(fetch, tid, snapshot, slot, call_again, all_dead)
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn find_row(
     fetch: *mut pg_sys::IndexFetchTableData,
     tid: ItemPointer,
     snapshot: Snapshot,
@@ -413,10 +485,32 @@ pub unsafe extern "C-unwind" fn fetch_row(
         if !all_dead.is_null() {
             *all_dead = false;
         }
-        if let Some(found) = state.found.take() {
-            slots::store(slot, &state.open, found);
-            return true;
+        match state.found.take() {
+            Some(Expected::Row(found)) => slots::store(slot, &state.open, found),
+            Some(Expected::Ahead(spot)) => {
+                let (first, rest) = spot.key();
+                let key = [first, rest].concat();
+                slots::store(slot, &state.open, RowRef { key: &key, head: spot.head(), body: spot.body() });
+            }
+            None => return fetch_by_row(state, tid, snapshot, slot, all_dead),
         }
+        true
+    }
+}
+
+/// What an index that is not ours has found.
+///
+/// # Safety
+/// The index code's pointers.
+unsafe fn fetch_by_row(
+    state: &mut FetchState,
+    tid: ItemPointer,
+    snapshot: Snapshot,
+    slot: *mut TupleTableSlot,
+    all_dead: *mut bool,
+) -> bool {
+    // SAFETY: by the contract.
+    unsafe {
         let mut view = View::new(state.open.rel, snapshot);
         let sight = state.by_row.fetch(&state.open, &mut view, snapshot, &*tid);
         let sight = state.open.ok(sight);

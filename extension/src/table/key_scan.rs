@@ -1,10 +1,12 @@
-//! Reading in the order of the key: a list of ranges, forwards and backwards, with a mark to come back to.
+//! Reading in the order of the key: a list of ranges, forwards and backwards, with a mark to come back to. Or all rows in whatever
+//! order is the quickest, and backwards in the opposite one.
 
 use super::mvcc::View;
 use super::{recent, Open, TableCursor};
 use crate::codec::bound::Range;
 use crate::pg::ssi;
 use loosekv_engine::error::Result;
+use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
@@ -31,6 +33,9 @@ pub struct KeyScan {
     /// Disjoint and ascending.
     ranges: Vec<Range>,
     position: Position,
+    /// All rows are wanted, in any order: then these, which stand for as many ranges, give them.
+    any_order: bool,
+    parts: Vec<Option<(TableCursor, Direction)>>,
     /// Of the range where we are; none when it is a single key.
     cursor: Option<(TableCursor, Direction)>,
     /// The row found last, of a range of one key.
@@ -38,6 +43,8 @@ pub struct KeyScan {
     mark: Option<Mark>,
     /// After a return to the mark: the marked key itself is not to be returned again.
     skip: Option<Vec<u8>>,
+    /// Nobody needs to be told of the rows that come next.
+    may_step: bool,
 }
 
 impl KeyScan {
@@ -51,11 +58,20 @@ impl KeyScan {
             snapshot,
             ranges,
             position: Position::Unstarted,
+            any_order: false,
+            parts: Vec::new(),
             cursor: None,
             single: RowBuf::default(),
             mark: None,
             skip: None,
+            may_step: false,
         }
+    }
+
+    /// The order is of no matter as long as all rows are read.
+    pub fn in_any_order(mut self) -> KeyScan {
+        self.any_order = self.view.is_mvcc();
+        self
     }
 
     pub fn everything() -> Vec<Range> {
@@ -71,6 +87,11 @@ impl KeyScan {
 
     /// Begins anew.
     pub fn rewind(&mut self) {
+        self.may_step = false;
+        if !self.parts.is_empty() {
+            self.parts.clear();
+            self.ranges = KeyScan::everything();
+        }
         self.position = Position::Unstarted;
         self.cursor = None;
         self.skip = None;
@@ -85,8 +106,29 @@ impl KeyScan {
         }
     }
 
+    /// On to the next row, if it was found ahead: then `spot` tells it, and so does `row`.
+    #[inline]
+    pub fn step(&mut self, direction: Direction) -> bool {
+        match &mut self.cursor {
+            Some((cursor, heading)) if *heading == direction && self.may_step => cursor.step(),
+            _ => false,
+        }
+    }
+
+    /// Where the row stands that was found last, if it was found ahead.
+    #[inline]
+    pub fn spot(&self) -> Option<Spot<'_>> {
+        self.cursor.as_ref()?.0.spot()
+    }
+
     /// The next row; `row` tells it then.
     pub fn next(&mut self, open: &Open, direction: Direction) -> Result<bool> {
+        if self.any_order && self.position == Position::Unstarted && matches!(self.ranges.as_slice(), [r] if r.is_all())
+        {
+            let parts = open.tree.scan_apart(direction)?;
+            self.ranges = vec![Range { lower: Bound::Unbounded, upper: Bound::Unbounded }; parts.len()];
+            self.parts = parts.into_iter().map(|cursor| Some((cursor, direction))).collect();
+        }
         loop {
             let range = match (self.position, direction) {
                 (Position::In(range), _) => {
@@ -108,7 +150,7 @@ impl KeyScan {
                     }
                 }
                 None => {
-                    self.cursor = None;
+                    self.put_back();
                     self.position = match direction {
                         Direction::Forward => Position::AfterLast,
                         Direction::Backward => Position::BeforeFirst,
@@ -117,16 +159,19 @@ impl KeyScan {
                 }
             }
         }
-        if recent::is_noting() {
+        let noting = recent::is_noting();
+        if noting {
             recent::note(open, self.row());
         }
+        self.may_step = !noting;
         Ok(true)
     }
 
     /// Goes to a range; a range of one key is read at once.
     fn enter(&mut self, open: &Open, number: usize, direction: Direction) -> Result<bool> {
+        self.put_back();
         self.position = Position::In(number);
-        self.cursor = None;
+        self.may_step = false;
         self.skip = None;
         let Some(range) = self.ranges.get(number) else { return Ok(false) };
         if let Some(key) = range.point() {
@@ -138,9 +183,21 @@ impl KeyScan {
         if self.view.is_mvcc() {
             ssi::read_table(open.rel, self.snapshot);
         }
-        let cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
-        self.cursor = Some((cursor, direction));
+        self.cursor = match self.parts.get_mut(number).and_then(Option::take) {
+            Some(part) => Some(part),
+            None => Some((open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?, direction)),
+        };
         Ok(false)
+    }
+
+    /// Leaves the range: a part stays where it is, for it may be come back to.
+    fn put_back(&mut self) {
+        let left = self.cursor.take();
+        if let Position::In(number) = self.position {
+            if let Some(place) = self.parts.get_mut(number) {
+                *place = left;
+            }
+        }
     }
 
     fn next_in_range(&mut self, open: &Open, direction: Direction) -> Result<bool> {
@@ -172,6 +229,7 @@ impl KeyScan {
         let direction = self.cursor.as_ref().map_or(Direction::Forward, |(_, direction)| *direction);
         self.cursor = None;
         self.skip = None;
+        self.may_step = false;
         self.position = position;
         let Position::In(number) = position else { return Ok(()) };
         let Some(range) = self.ranges.get(number).filter(|range| range.point().is_none()) else { return Ok(()) };

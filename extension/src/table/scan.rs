@@ -5,6 +5,7 @@ use super::key_scan::KeyScan;
 use super::mvcc::{self, Standing, View};
 use super::{recent, sample, splits, tid, Open};
 use loosekv_engine::error::Result;
+use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::{RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
@@ -42,6 +43,8 @@ impl TableScan {
         // SAFETY: by the contract.
         let (in_order, view) =
             unsafe { (KeyScan::new(&open, snapshot, KeyScan::everything()), View::new(open.rel, snapshot)) };
+        // Who wants the same order each time (pg_dump) says so.
+        let in_order = if unsafe { pg_sys::synchronize_seqscans } { in_order.in_any_order() } else { in_order };
         TableScan {
             open,
             snapshot,
@@ -62,6 +65,18 @@ impl TableScan {
         self.rows = 0..0;
         self.entry = 0;
         self.block = None;
+    }
+
+    /// On to the next row, if it was found ahead.
+    #[inline]
+    pub fn step(&mut self, direction: Direction) -> bool {
+        self.in_order.step(direction)
+    }
+
+    /// Where the row stands that was found last, if it was found ahead.
+    #[inline]
+    pub fn spot(&self) -> Option<Spot<'_>> {
+        self.in_order.spot()
     }
 
     /// The next row in key order.

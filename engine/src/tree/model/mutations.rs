@@ -73,6 +73,7 @@ const TABLE: &[(Mutation, By)] = &[
     (RowTakenForAlone, Model(Calm)),
     (BarrenNotStruckOff, Scenario(barren_stretches_serve_who_sees_all_of_them)),
     (BarrenToAll, Scenario(barren_stretches_serve_who_sees_all_of_them)),
+    (I15RunsTakenForApart, Model(Calm)),
     (I15KeyTwice, Model(Calm)),
     (I15BackwardOldest, Model(Calm)),
     (I17GenerationLost, Model(Calm)),

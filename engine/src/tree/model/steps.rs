@@ -313,7 +313,28 @@ pub(super) fn scan(tree: &T<'_>) {
     let (lower, upper) = bounds(&mut world(tree));
     let direction = direction(&mut world(tree));
     check_scan(tree, &lower, &upper, direction, &snapshot);
+    check_apart(tree, direction, &snapshot);
     world(tree).snapshots.remove(&hold);
+}
+
+/// Run after run gives the same rows as one scan.
+fn check_apart(tree: &T<'_>, direction: Direction, snapshot: &Snapshot) {
+    let expected = world(tree).expected_range(Bound::Unbounded, Bound::Unbounded, snapshot);
+    let Some(parts) = tolerate(tree, "scan", tree.scan_apart(direction)) else { return };
+    let (mut got, parts_made) = (Vec::new(), parts.len());
+    let mut choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
+    for mut cursor in parts {
+        loop {
+            let next = cursor.next_in_place(tree, snapshot.sees_below(), &mut choose);
+            let Some(next) = tolerate(tree, "scan", next) else { return };
+            if !next {
+                break;
+            }
+            got.push((cursor.row().key.to_vec(), cursor.row().body.to_vec()));
+        }
+    }
+    got.sort();
+    assert_eq!(got, expected, "{parts_made} scans, {direction:?}, by {snapshot:?}");
 }
 
 pub(super) fn check_scan(
