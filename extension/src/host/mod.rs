@@ -5,6 +5,7 @@
 //! | [`global`] | the layout of our piece of shared memory |
 //! | [`registry`] | the tables that are in memory |
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
+//! | [`whereabouts`] | which buffer held a page last |
 //! | [`log`], [`log_reader`] | the row log: log pages in the main fork; written, and read |
 //! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
 //! | [`redo`] | what replay of a record decides before it touches a page |
@@ -40,6 +41,7 @@ pub mod registry;
 pub mod seen;
 pub mod standby;
 pub mod verify;
+pub mod whereabouts;
 pub mod writers;
 
 use held::HeldList;

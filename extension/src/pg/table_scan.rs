@@ -346,20 +346,21 @@ pub struct Fetch {
 }
 
 pub struct FetchState {
-    open: Open,
+    /// Opened when a row is first looked up here: a scan of our key has the table open itself.
+    open: Option<Open>,
     by_row: ByRow,
     /// A row that our own index has found, and decided to be visible, for the next fetch.
-    found: Option<RowRef<'static>>,
+    found: Option<(*const Open, RowRef<'static>)>,
 }
 
 impl FetchState {
     /// The scan of our key has found this row.
     ///
     /// # Safety
-    /// It stays where it is until the scan is asked for the next one, and is fetched before.
-    pub unsafe fn expect(&mut self, row: RowRef<'_>) {
+    /// Both stay where they are until the scan is asked for the next row, and that one is fetched before.
+    pub unsafe fn expect(&mut self, open: &Open, row: RowRef<'_>) {
         // SAFETY: by the contract.
-        self.found = Some(unsafe { std::mem::transmute::<RowRef<'_>, RowRef<'static>>(row) });
+        self.found = Some((open, unsafe { std::mem::transmute::<RowRef<'_>, RowRef<'static>>(row) }));
     }
 }
 
@@ -376,8 +377,7 @@ pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::Index
     unsafe {
         let fetch = pg_sys::palloc0(size_of::<Fetch>()).cast::<Fetch>();
         (*fetch).base.rel = rel;
-        let (open, by_row, found) = (Open::new(rel), ByRow::default(), None);
-        (*fetch).state = Owned::new(FetchState { open, by_row, found });
+        (*fetch).state = Owned::new(FetchState { open: None, by_row: ByRow::default(), found: None });
         fetch.cast()
     }
 }
@@ -413,23 +413,24 @@ pub unsafe extern "C-unwind" fn fetch_row(
         if !all_dead.is_null() {
             *all_dead = false;
         }
-        if let Some(found) = state.found.take() {
-            slots::store(slot, &state.open, found);
+        if let Some((open, found)) = state.found.take() {
+            slots::store(slot, &*open, found);
             return true;
         }
-        let mut view = View::new(state.open.rel, snapshot);
-        let sight = state.by_row.fetch(&state.open, &mut view, snapshot, &*tid);
-        let sight = state.open.ok(sight);
+        let rel = (*fetch).rel;
+        let open = state.open.get_or_insert_with(|| Open::new(rel));
+        let mut view = View::new(rel, snapshot);
+        let sight = state.by_row.fetch(open, &mut view, snapshot, &*tid);
+        let sight = open.ok(sight);
         if sight == Sight::Seen {
-            recent::note_scanned(&state.open, state.by_row.row.as_ref());
-            slots::store(slot, &state.open, state.by_row.row.as_ref());
+            recent::note_scanned(open, state.by_row.row.as_ref());
+            slots::store(slot, open, state.by_row.row.as_ref());
             return true;
         }
         if !all_dead.is_null() {
-            let rel = state.open.rel;
             // The index marks its entry by a hint, of which the log does not tell.
-            *all_dead = sight.is_dead_to_all(|| super::xact::oldest_visible(rel))
-                && state.open.ok(sight.outlasts_a_crash(&state.open));
+            *all_dead =
+                sight.is_dead_to_all(|| super::xact::oldest_visible(rel)) && open.ok(sight.outlasts_a_crash(open));
         }
         false
     }

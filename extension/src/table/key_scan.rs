@@ -10,6 +10,9 @@ use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
 use std::ops::Bound;
 
+/// Most keys fit.
+const KEY_ROOM: usize = 32;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Position {
     Unstarted,
@@ -25,11 +28,43 @@ struct Mark {
     key: Vec<u8>,
 }
 
+/// What is to be read.
+enum Wanted {
+    /// One key.
+    Point(Vec<u8>),
+    /// Disjoint and ascending.
+    Ranges(Vec<Range>),
+}
+
+impl Wanted {
+    fn ranges(&self) -> usize {
+        match self {
+            Wanted::Point(_) => 1,
+            Wanted::Ranges(ranges) => ranges.len(),
+        }
+    }
+
+    /// The range with this number, if it is not a single key.
+    fn range(&self, number: usize) -> Option<&Range> {
+        match self {
+            Wanted::Point(_) => None,
+            Wanted::Ranges(ranges) => ranges.get(number).filter(|range| range.point().is_none()),
+        }
+    }
+
+    /// The range with this number, if it is a single key.
+    fn point(&self, number: usize) -> Option<&[u8]> {
+        match self {
+            Wanted::Point(key) => (number == 0).then_some(key),
+            Wanted::Ranges(ranges) => ranges.get(number)?.point(),
+        }
+    }
+}
+
 pub struct KeyScan {
     pub view: View,
     snapshot: pg_sys::Snapshot,
-    /// Disjoint and ascending.
-    ranges: Vec<Range>,
+    wanted: Wanted,
     position: Position,
     /// Of the range where we are; none when it is a single key.
     cursor: Option<(TableCursor, Direction)>,
@@ -49,7 +84,7 @@ impl KeyScan {
         KeyScan {
             view,
             snapshot,
-            ranges,
+            wanted: Wanted::Ranges(ranges),
             position: Position::Unstarted,
             cursor: None,
             single: RowBuf::default(),
@@ -64,9 +99,28 @@ impl KeyScan {
 
     /// Begins anew with other ranges.
     pub fn restart(&mut self, ranges: Vec<Range>) {
-        self.ranges = ranges;
+        self.wanted = Wanted::Ranges(ranges);
         self.rewind();
         self.mark = None;
+    }
+
+    /// Begins anew with a single key, which `put` appends to a buffer. False: it is no single key after all, there is nothing
+    /// to read yet.
+    pub fn restart_at(&mut self, put: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+        let mut key = match std::mem::replace(&mut self.wanted, Wanted::Ranges(Vec::new())) {
+            Wanted::Point(mut key) => {
+                key.clear();
+                key
+            }
+            Wanted::Ranges(_) => Vec::with_capacity(KEY_ROOM),
+        };
+        let single = put(&mut key);
+        if single {
+            self.wanted = Wanted::Point(key);
+        }
+        self.rewind();
+        self.mark = None;
+        single
     }
 
     /// Begins anew.
@@ -96,12 +150,12 @@ impl KeyScan {
                     next_range(range, direction)
                 }
                 (Position::Unstarted | Position::BeforeFirst, Direction::Forward) => Some(0),
-                (Position::Unstarted | Position::AfterLast, Direction::Backward) => self.ranges.len().checked_sub(1),
+                (Position::Unstarted | Position::AfterLast, Direction::Backward) => self.wanted.ranges().checked_sub(1),
                 (Position::BeforeFirst, Direction::Backward) | (Position::AfterLast, Direction::Forward) => {
                     return Ok(false)
                 }
             };
-            match range.filter(|range| *range < self.ranges.len()) {
+            match range.filter(|range| *range < self.wanted.ranges()) {
                 Some(range) => {
                     if self.enter(open, range, direction)? {
                         break;
@@ -128,13 +182,13 @@ impl KeyScan {
         self.position = Position::In(number);
         self.cursor = None;
         self.skip = None;
-        let Some(range) = self.ranges.get(number) else { return Ok(false) };
-        if let Some(key) = range.point() {
+        if let Some(key) = self.wanted.point(number) {
             if self.view.is_mvcc() {
                 ssi::read_key(open.rel, key, self.snapshot);
             }
             return self.view.find(open, key, &mut self.single);
         }
+        let Some(range) = self.wanted.range(number) else { return Ok(false) };
         if self.view.is_mvcc() {
             ssi::read_table(open.rel, self.snapshot);
         }
@@ -174,7 +228,7 @@ impl KeyScan {
         self.skip = None;
         self.position = position;
         let Position::In(number) = position else { return Ok(()) };
-        let Some(range) = self.ranges.get(number).filter(|range| range.point().is_none()) else { return Ok(()) };
+        let Some(range) = self.wanted.range(number) else { return Ok(()) };
         let mut cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
         cursor.seek(&key);
         self.cursor = Some((cursor, direction));
