@@ -20,7 +20,9 @@ const FORK_BITS: u32 = 3;
 const FORK_SLOTS: usize = 1 << FORK_BITS;
 const FORK_BYTES: usize = UNIT + 4 * FORK_SLOTS;
 
+/// A root for few rows, or for nobody knows how many: between these, by how much memory the memtable may take.
 const LEAST_ROOT_BITS: u32 = 6;
+const USUAL_ROOT_BITS: u32 = 11;
 const MOST_ROOT_BITS: u32 = 20;
 
 pub(super) struct KeyTrie {
@@ -32,7 +34,9 @@ pub(super) struct KeyTrie {
 impl KeyTrie {
     /// A trie for so many rows, more or less; it works with any number. `None`: the arena is full.
     pub(super) fn new(list: &SkipList, rows: u64) -> Option<KeyTrie> {
-        let root_bits = rows.checked_ilog2().unwrap_or(0).clamp(LEAST_ROOT_BITS, MOST_ROOT_BITS);
+        let usual = (list.arena.capacity() as u64 / 256).checked_ilog2().unwrap_or(0);
+        let least = usual.clamp(LEAST_ROOT_BITS, USUAL_ROOT_BITS);
+        let root_bits = rows.checked_ilog2().unwrap_or(0).clamp(least, MOST_ROOT_BITS);
         let bytes = 4usize << root_bits;
         let root = list.arena.alloc((bytes / UNIT) as u32)?;
         // SAFETY: the block is ours; zeros are empty slots.
