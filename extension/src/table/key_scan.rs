@@ -8,10 +8,13 @@ use loosekv_engine::error::Result;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
+use std::cell::RefCell;
 use std::ops::Bound;
 
 /// Most keys fit.
 const KEY_ROOM: usize = 32;
+/// Bytes of a row whose room is kept from scan to scan.
+const MOST_SPARED: usize = 16 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Position {
@@ -75,6 +78,21 @@ pub struct KeyScan {
     skip: Option<Vec<u8>>,
 }
 
+thread_local! {
+    /// Room for a row that the scan before has left: most statements read one.
+    static SPARE: RefCell<RowBuf> = RefCell::new(RowBuf::default());
+}
+
+impl Drop for KeyScan {
+    fn drop(&mut self) {
+        if self.single.body.capacity() <= MOST_SPARED {
+            self.single.key.clear();
+            self.single.body.clear();
+            let _ = SPARE.try_with(|spare| spare.replace(std::mem::take(&mut self.single)));
+        }
+    }
+}
+
 impl KeyScan {
     /// # Safety
     /// `snapshot` is valid, and stays so while the scan is used.
@@ -87,7 +105,7 @@ impl KeyScan {
             wanted: Wanted::Ranges(ranges),
             position: Position::Unstarted,
             cursor: None,
-            single: RowBuf::default(),
+            single: SPARE.take(),
             mark: None,
             skip: None,
         }
