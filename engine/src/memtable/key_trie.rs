@@ -25,6 +25,9 @@ const LEAST_ROOT_BITS: u32 = 6;
 const USUAL_ROOT_BITS: u32 = 11;
 const MOST_ROOT_BITS: u32 = 20;
 
+/// Levels that are fetched ahead.
+const LEVELS_AHEAD: usize = 4;
+
 pub(super) struct KeyTrie {
     root: u32,
     root_bits: u32,
@@ -64,6 +67,27 @@ impl KeyTrie {
             }
             // SAFETY: it is a node.
             return Some(if unsafe { node.key() } == key { at } else { 0 });
+        }
+    }
+
+    /// Begins to fetch what look-ups of these keys, and their insertion, will look at: the misses of many keys at one time.
+    pub(super) fn prefetch<'k>(&self, list: &SkipList, keys: impl Iterator<Item = &'k [u8]>) {
+        let mut walks: Vec<Walk<'_>> = keys.map(|key| Walk::new(self, list, key_hash(key))).collect();
+        for _ in 0..LEVELS_AHEAD {
+            walks.iter().for_each(|walk| Node(std::ptr::from_ref(walk.slot).cast_mut().cast()).prefetch());
+            for walk in &walks {
+                // SAFETY: slots hold 0 or offsets of this arena; nothing is read there yet.
+                unsafe { list.node(walk.slot.load(Ordering::Acquire)) }.prefetch();
+            }
+            walks.retain_mut(|walk| {
+                let at = walk.slot.load(Ordering::Acquire);
+                // SAFETY: as in `find`.
+                let goes_on = at != 0 && unsafe { list.node(at).is_fork() };
+                if goes_on {
+                    walk.down(list, at);
+                }
+                goes_on
+            });
         }
     }
 

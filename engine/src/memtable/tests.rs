@@ -408,6 +408,7 @@ fn fill(table: &Memtable, rows: u64, mut key: impl FnMut(u64) -> Vec<u8>) {
     for n in 0..rows {
         let (key, head) = (key(n), Head { row_id: RowId(n), ..Head::default() });
         let room = table.room(key.len(), &head).expect("room");
+        table.prefetch([key.as_slice(), b"another"].into_iter());
         let splice = table.probe_for(&key, &room);
         assert_eq!(splice.newest(), model.get(&key).copied().map(RowId));
         table.link(&splice, room, &key, &head, LogAddr(n));

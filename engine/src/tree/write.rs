@@ -69,6 +69,11 @@ impl<H: Host> Tree<'_, H> {
         })
     }
 
+    /// Tells that these keys are about to be looked up and appended: much of what that waits for is fetched beforehand.
+    pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
+        self.pin().active.table.prefetch(keys);
+    }
+
     /// Whether the newest version of the key is still the one that was observed. False also when only another look-up can
     /// tell.
     pub fn is_as_observed(&self, key: &[u8], observed: Observed) -> bool {
@@ -165,7 +170,6 @@ impl<H: Host> Tree<'_, H> {
         let active = &view.active.table;
         let mut rooms = Vec::with_capacity(rows.len());
         for (at, row) in rows.iter().enumerate() {
-            active.prefetch(row.key);
             match active.room(row.key.len(), &head_of(row, first, at)) {
                 Some(room) => rooms.push(Some(room)),
                 None => {
