@@ -59,9 +59,8 @@ fn time<R>(what: &str, count: u64, run: impl FnOnce() -> R) -> R {
 
 fn put(table: &Memtable, key: &[u8], row: u64) {
     let head = Head { row_id: RowId(row), writer: Writer(row / 10), ..Head::default() };
-    let mut splice = table.probe(key);
-    table.refresh(&mut splice, key);
     let Some(room) = table.room(key.len(), &head) else { panic!("the memtable is full") };
+    let splice = table.probe_for(key, &room);
     table.link(&splice, room, key, &head, LogAddr(row));
 }
 

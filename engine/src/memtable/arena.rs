@@ -142,6 +142,11 @@ impl Arena {
         }
     }
 
+    /// Bytes that it may take.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Bytes of the blocks handed out, with what is lost at the ends of chunks.
     pub(super) fn used(&self) -> usize {
         let (cursor, end) = unpack(self.growth.cursor.load(Ordering::Acquire));

@@ -20,8 +20,13 @@ const FORK_BITS: u32 = 3;
 const FORK_SLOTS: usize = 1 << FORK_BITS;
 const FORK_BYTES: usize = UNIT + 4 * FORK_SLOTS;
 
+/// A root for few rows, or for nobody knows how many: between these, by how much memory the memtable may take.
 const LEAST_ROOT_BITS: u32 = 6;
+const USUAL_ROOT_BITS: u32 = 11;
 const MOST_ROOT_BITS: u32 = 20;
+
+/// Levels that are fetched ahead.
+const LEVELS_AHEAD: usize = 4;
 
 pub(super) struct KeyTrie {
     root: u32,
@@ -32,7 +37,9 @@ pub(super) struct KeyTrie {
 impl KeyTrie {
     /// A trie for so many rows, more or less; it works with any number. `None`: the arena is full.
     pub(super) fn new(list: &SkipList, rows: u64) -> Option<KeyTrie> {
-        let root_bits = rows.checked_ilog2().unwrap_or(0).clamp(LEAST_ROOT_BITS, MOST_ROOT_BITS);
+        let usual = (list.arena.capacity() as u64 / 256).checked_ilog2().unwrap_or(0);
+        let least = usual.clamp(LEAST_ROOT_BITS, USUAL_ROOT_BITS);
+        let root_bits = rows.checked_ilog2().unwrap_or(0).clamp(least, MOST_ROOT_BITS);
         let bytes = 4usize << root_bits;
         let root = list.arena.alloc((bytes / UNIT) as u32)?;
         // SAFETY: the block is ours; zeros are empty slots.
@@ -60,6 +67,27 @@ impl KeyTrie {
             }
             // SAFETY: it is a node.
             return Some(if unsafe { node.key() } == key { at } else { 0 });
+        }
+    }
+
+    /// Begins to fetch what look-ups of these keys, and their insertion, will look at: the misses of many keys at one time.
+    pub(super) fn prefetch<'k>(&self, list: &SkipList, keys: impl Iterator<Item = &'k [u8]>) {
+        let mut walks: Vec<Walk<'_>> = keys.map(|key| Walk::new(self, list, key_hash(key))).collect();
+        for _ in 0..LEVELS_AHEAD {
+            walks.iter().for_each(|walk| Node(std::ptr::from_ref(walk.slot).cast_mut().cast()).prefetch());
+            for walk in &walks {
+                // SAFETY: slots hold 0 or offsets of this arena; nothing is read there yet.
+                unsafe { list.node(walk.slot.load(Ordering::Acquire)) }.prefetch();
+            }
+            walks.retain_mut(|walk| {
+                let at = walk.slot.load(Ordering::Acquire);
+                // SAFETY: as in `find`.
+                let goes_on = at != 0 && unsafe { list.node(at).is_fork() };
+                if goes_on {
+                    walk.down(list, at);
+                }
+                goes_on
+            });
         }
     }
 

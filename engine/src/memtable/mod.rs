@@ -3,6 +3,7 @@
 //! ```text
 //!   Memtable -- arena:     [head | node | node | table of 256 rows | node | ...]     (see arena.rs, node.rs)
 //!            -- skip list:  key ascending, row id descending                         (skip_list.rs)
+//!            -- guides:     first bytes of a key -> a node nearby in the list        (guides.rs)
 //!            -- key trie:   key -> its newest version, by hash                       (key_trie.rs)
 //!            -- row index:  row id -> node                                           (row_index.rs)
 //! ```
@@ -19,6 +20,7 @@
 //! ids (replay); it is for the caller to see that row-id order is version order (I2), by latching keys.
 
 mod arena;
+mod guides;
 mod key_trie;
 mod node;
 mod row_index;
@@ -28,17 +30,23 @@ mod tests;
 
 use crate::types::{Fate, Flags, Head, L0Id, LogAddr, RowId, Writer, MAX_KEY};
 use arena::{Arena, UNIT};
+use guides::Guides;
 use key_trie::KeyTrie;
-use node::{is_far, Node, Shape, Want, MAX_HEIGHT};
+use node::{first_word, is_far, Node, Shape, Want, MAX_HEIGHT};
 use row_index::RowIndex;
 use skip_list::{Path, SkipList};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// Values of a hint cell, see [`NodeRef::hint`].
 pub const HINT_UNKNOWN: u8 = 0;
 pub const HINT_COMMITTED: u8 = 1;
 pub const HINT_ABORTED: u8 = 2;
+
+/// First words of keys of which nothing is known.
+const EVERYWHERE: (u64, u64) = (0, u64::MAX);
+/// Rows between two looks at what the guides are good for.
+const ROWS_A_WEIGHING: u64 = 1024;
 
 /// What appenders count, on a cache line of its own.
 #[repr(align(64))]
@@ -55,6 +63,9 @@ pub struct Memtable {
     base_row: RowId,
     base_writer: Writer,
     counts: Counts,
+    /// A node that was the last one when it was linked; others may have come after it.
+    last: AtomicU32,
+    guides: Guides,
     by_key: KeyTrie,
     by_row: RowIndex,
 }
@@ -104,7 +115,20 @@ impl Memtable {
         capacity: usize,
         expected: u64,
     ) -> Option<Memtable> {
-        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, expected)
+        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, expected, EVERYWHERE)
+    }
+
+    /// The same, for keys like those of another memtable.
+    pub fn like(
+        before: &Memtable,
+        generation: L0Id,
+        base_row: RowId,
+        base_writer: Writer,
+        capacity: usize,
+    ) -> Option<Memtable> {
+        let ends = before.first().zip(before.last());
+        let span = ends.map_or(EVERYWHERE, |(first, last)| (first_word(first.key()), first_word(last.key())));
+        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, before.rows(), span)
     }
 
     fn with_arena(
@@ -113,6 +137,7 @@ impl Memtable {
         base_row: RowId,
         base_writer: Writer,
         expected: u64,
+        span: (u64, u64),
     ) -> Option<Memtable> {
         let counts = Counts {
             rows: AtomicU64::new(0),
@@ -122,7 +147,9 @@ impl Memtable {
         };
         let list = SkipList::new(arena)?;
         let by_key = KeyTrie::new(&list, expected)?;
-        Some(Memtable { list, generation, base_row, base_writer, counts, by_key, by_row: RowIndex::new() })
+        let guides = Guides::new(&list, expected, span);
+        let (last, by_row) = (AtomicU32::new(0), RowIndex::new());
+        Some(Memtable { list, generation, base_row, base_writer, counts, last, guides, by_key, by_row })
     }
 
     pub fn generation(&self) -> L0Id {
@@ -178,6 +205,7 @@ impl Memtable {
     pub fn room(&self, key_len: usize, head: &Head) -> Option<Room<'_>> {
         assert!(key_len <= MAX_KEY, "a key of {key_len} bytes");
         let row = u32::try_from(head.row_id.0.checked_sub(self.base_row.0)?).ok()?;
+        self.guides.begin(&self.list, self.counts.rows.load(Ordering::Relaxed));
         // SAFETY: always this arena.
         if !unsafe { self.by_row.prepare(&self.list.arena, row) } {
             return None;
@@ -203,6 +231,19 @@ impl Memtable {
         Splice { table: self, newest: self.if_key(path.next(), key), path }
     }
 
+    /// Finds the place of a key for the version that is to have this room, which is cheaper than a place for any.
+    pub fn probe_for(&self, key: &[u8], room: &Room<'_>) -> Splice<'_> {
+        let want = Want::before(key);
+        let path = self.guides.path(&self.list, &want, room.shape.height()).unwrap_or_else(|| self.list.path(&want));
+        Splice { table: self, newest: self.if_key(path.next(), key), path }
+    }
+
+    /// Begins to fetch what looking up these keys, and adding versions of them, will look at.
+    pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
+        self.by_key.prefetch(&self.list, keys.clone());
+        keys.for_each(|key| self.guides.prefetch(&self.list, first_word(key)));
+    }
+
     /// Brings a splice of `key` up to date with what was linked since; cheap when little was. Returns the newest row
     /// id.
     pub fn refresh(&self, splice: &mut Splice<'_>, key: &[u8]) -> Option<RowId> {
@@ -213,11 +254,12 @@ impl Memtable {
     }
 
     /// Adds a row version. Cannot fail. `room` is for this very version, `splice` for this key; the splice may be as
-    /// old as it likes, and serves for further versions of the key.
+    /// old as it likes, and one of [`Memtable::probe`] serves for further versions of the key.
     pub fn link(&self, splice: &Splice<'_>, room: Room<'_>, key: &[u8], head: &Head, addr: LogAddr) -> NodeRef<'_> {
         assert!(std::ptr::eq(room.table, self) && std::ptr::eq(splice.table, self), "of another memtable");
         let same = room.shape.key_len() == key.len() && room.writer == head.writer;
         assert!(same && self.base_row.0 + u64::from(room.row) == head.row_id.0, "room for another version");
+        assert!(room.shape.height() <= splice.path.levels(), "a splice for another room");
         debug_assert!(addr.0 >> 48 == 0);
         let offset = room.block + (room.shape.front(is_far(head.writer, self.base_writer)) / UNIT) as u32;
         let want = Want::row(key, room.row);
@@ -231,6 +273,11 @@ impl Memtable {
             self.list.insert(&splice.path, offset, room.shape, &want, exact);
         }
         self.check_order(offset);
+        // SAFETY: the node has just been linked.
+        if unsafe { self.list.next(offset) } == 0 {
+            self.last.store(offset, Ordering::Release);
+        }
+        self.guides.note(&self.list, first_word(key), offset, room.shape.height());
         self.by_key.insert(&self.list, offset, key);
         // SAFETY: always this arena.
         if let Some(slot) = unsafe { self.by_row.slot(&self.list.arena, room.row) } {
@@ -247,7 +294,10 @@ impl Memtable {
             self.counts.min_writer.fetch_min(head.writer.0, Ordering::AcqRel);
         }
         // Last: who sees the memtable not empty sees the rest.
-        self.counts.rows.fetch_add(1, Ordering::AcqRel);
+        let rows = self.counts.rows.fetch_add(1, Ordering::AcqRel);
+        if rows.is_multiple_of(ROWS_A_WEIGHING) {
+            self.guides.weigh(rows);
+        }
     }
 
     /// A node just linked stands before its successor.
@@ -265,10 +315,21 @@ impl Memtable {
 
     /// The newest version of a key.
     pub fn newest(&self, key: &[u8]) -> Option<NodeRef<'_>> {
+        if self.is_beyond_all(key) {
+            return None;
+        }
         match self.by_key.find(&self.list, key) {
             Some(found) => self.at(found),
-            None => self.at(self.if_key(self.list.seek(&Want::before(key)).1, key)),
+            None => self.at(self.if_key(self.seek(&Want::before(key)).1, key)),
         }
+    }
+
+    /// Whether the key is greater than all that are here; ascending keys mostly are. False also if that is not known.
+    #[inline]
+    fn is_beyond_all(&self, key: &[u8]) -> bool {
+        let last = self.last.load(Ordering::Acquire);
+        // SAFETY: 0, or the offset of a linked node.
+        last != 0 && unsafe { self.list.node(last).is_before(&Want::before(key)) && self.list.next(last) == 0 }
     }
 
     /// The versions of a key, newest first.
@@ -299,22 +360,22 @@ impl Memtable {
 
     /// The newest version of the first key that is not below `key`.
     pub fn lower_bound(&self, key: &[u8]) -> Option<NodeRef<'_>> {
-        self.at(self.list.seek(&Want::before(key)).1)
+        self.at(self.seek(&Want::before(key)).1)
     }
 
     /// The newest version of the first key above `key`.
     pub fn upper_bound(&self, key: &[u8]) -> Option<NodeRef<'_>> {
-        self.at(self.list.seek(&Want::after(key)).1)
+        self.at(self.seek(&Want::after(key)).1)
     }
 
     /// The newest version of the last key below `key`.
     pub fn last_before(&self, key: &[u8]) -> Option<NodeRef<'_>> {
-        self.newest_of(self.list.seek(&Want::before(key)).0)
+        self.newest_of(self.seek(&Want::before(key)).0)
     }
 
     /// The newest version of the last key that is not above `key`.
     pub fn last_at_or_before(&self, key: &[u8]) -> Option<NodeRef<'_>> {
-        self.newest_of(self.list.seek(&Want::after(key)).0)
+        self.newest_of(self.seek(&Want::after(key)).0)
     }
 
     /// The row version that this id names.
@@ -333,7 +394,12 @@ impl Memtable {
         }
         let node = self.at(oldest)?;
         // At least that one is found: it does not vanish. (The trie might not have it yet.)
-        self.at(self.if_key(self.list.seek(&Want::before(node.key())).1, node.key()))
+        self.at(self.if_key(self.seek(&Want::before(node.key())).1, node.key()))
+    }
+
+    /// The last node before the place (or the head), and the first one that is not (or 0).
+    fn seek(&self, want: &Want<'_>) -> (u32, u32) {
+        self.guides.seek(&self.list, want).unwrap_or_else(|| self.list.seek(want))
     }
 
     fn at(&self, offset: u32) -> Option<NodeRef<'_>> {

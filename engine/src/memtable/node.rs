@@ -94,10 +94,15 @@ impl<'k> Want<'k> {
     pub(super) fn row(key: &'k [u8], row: u32) -> Want<'k> {
         Want { word: first_word(key), key, row: i64::from(row) }
     }
+
+    /// The first bytes of the key, as a number in the order of keys.
+    pub(super) fn word(&self) -> u64 {
+        self.word
+    }
 }
 
 #[inline(always)]
-fn first_word(key: &[u8]) -> u64 {
+pub(super) fn first_word(key: &[u8]) -> u64 {
     match key.first_chunk::<WORD>() {
         Some(bytes) => u64::from_be_bytes(*bytes),
         None => {

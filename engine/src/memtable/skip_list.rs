@@ -28,11 +28,25 @@ pub(super) struct Path {
     before: [u32; MAX_HEIGHT],
     /// The node that followed when the search was there.
     after: [u32; MAX_HEIGHT],
+    /// Levels that were searched; of those above nothing is known.
+    levels: usize,
 }
 
 impl Path {
     pub(super) fn next(&self) -> u32 {
         self.after[0]
+    }
+
+    pub(super) fn levels(&self) -> usize {
+        self.levels
+    }
+
+    /// Sets the neighbours on a level; the levels below it follow.
+    pub(super) fn set(&mut self, level: usize, before: u32, after: u32) {
+        if let (Some(to_before), Some(to_after)) = (self.before.get_mut(level), self.after.get_mut(level)) {
+            (*to_before, *to_after) = (before, after);
+            self.levels = self.levels.max(level + 1);
+        }
     }
 }
 
@@ -62,7 +76,7 @@ impl SkipList {
     /// # Safety
     /// The offset is the head's or that of a node of this list, higher than `level`.
     #[inline(always)]
-    unsafe fn link(&self, offset: u32, level: usize) -> &AtomicU32 {
+    pub(super) unsafe fn link(&self, offset: u32, level: usize) -> &AtomicU32 {
         // SAFETY: the caller's promise.
         unsafe { self.node(offset).next(level) }
     }
@@ -129,10 +143,15 @@ impl SkipList {
         (before, after)
     }
 
+    /// A path of which no level has been searched.
+    pub(super) fn empty_path(&self) -> Path {
+        Path { before: [self.head; MAX_HEIGHT], after: [0; MAX_HEIGHT], levels: 0 }
+    }
+
     /// As [`SkipList::seek`], with the neighbours on all levels.
     pub(super) fn path(&self, want: &Want<'_>) -> Path {
         // Levels not in use yet begin and end at the head.
-        let mut path = Path { before: [self.head; MAX_HEIGHT], after: [0; MAX_HEIGHT] };
+        let mut path = Path { levels: MAX_HEIGHT, ..self.empty_path() };
         let mut before = self.head;
         let mut after = 0;
         let neighbours = path.before.iter_mut().zip(&mut path.after).enumerate();

@@ -60,7 +60,7 @@ fn head(rng: &mut Rng, row: u64) -> Head {
 
 fn put(table: &Memtable, key: &[u8], head: &Head, addr: LogAddr) -> bool {
     let Some(room) = table.room(key.len(), head) else { return false };
-    let splice = table.probe(key);
+    let splice = if head.row_id.0.is_multiple_of(2) { table.probe(key) } else { table.probe_for(key, &room) };
     table.link(&splice, room, key, head, addr);
     true
 }
@@ -134,7 +134,7 @@ fn in_both_memories(test: impl Fn(Memtable)) {
     test(Memtable::new(L0Id(7), RowId(BASE), Writer(60), 1 << 20, 4000).expect("memory"));
     let heap = TestHeap::new(if cfg!(miri) { 256 << 10 } else { 2 << 20 });
     let arena = Arena::in_test_heap(&heap, 1 << 20);
-    test(Memtable::with_arena(arena, L0Id(8), RowId(BASE), Writer(60), 0).expect("memory"));
+    test(Memtable::with_arena(arena, L0Id(8), RowId(BASE), Writer(60), 0, EVERYWHERE).expect("memory"));
     assert_eq!(heap.live.load(Ordering::Relaxed), 0, "all chunks are freed");
 }
 
@@ -230,7 +230,8 @@ fn full_is_found_beforehand() {
     let capacities: &[usize] = if cfg!(miri) { &[5000] } else { &[4096, 9000, 40_000] };
     for &capacity in capacities {
         let heap = TestHeap::new(256 << 10);
-        let in_heap = Memtable::with_arena(Arena::in_test_heap(&heap, capacity), L0Id(1), RowId(BASE), Writer(0), 0);
+        let in_heap =
+            Memtable::with_arena(Arena::in_test_heap(&heap, capacity), L0Id(1), RowId(BASE), Writer(0), 0, EVERYWHERE);
         for table in [in_heap, Memtable::new(L0Id(1), RowId(BASE), Writer(0), capacity, 0)].into_iter().flatten() {
             let mut rng = Rng(9);
             let mut model = Model::new();
@@ -369,4 +370,55 @@ fn check_order(table: &Memtable, at_least: u64) -> u64 {
     }
     assert!(count >= at_least, "nothing vanishes: {count} < {at_least}");
     count
+}
+
+/// Keys of which guides should know the place, and others: every look-up by guides is compared with one from the list's head.
+#[test]
+fn guides_lead_to_the_same_places() {
+    let mut rng = Rng(17);
+    let evenly = |rng: &mut Rng, _: u64| rng.next().to_be_bytes().to_vec();
+    let ascending = |_: &mut Rng, n: u64| (n << 20).to_be_bytes().to_vec();
+    let clustered = |rng: &mut Rng, _: u64| [b"the same for all".as_slice(), &rng.next().to_be_bytes()].concat();
+    let short = |rng: &mut Rng, _: u64| rng.key();
+    type Keys<'a> = &'a dyn Fn(&mut Rng, u64) -> Vec<u8>;
+    let kinds: [(Keys<'_>, bool); 4] = [(&evenly, true), (&ascending, true), (&clustered, false), (&short, false)];
+    let rows = if cfg!(miri) { 300 } else { 40_000 };
+    for (key, useful) in kinds {
+        let first = Memtable::new(L0Id(1), RowId(0), Writer(0), 64 << 20, 1 << 16).expect("memory");
+        fill(&first, rows, |n| key(&mut rng, n));
+        let next = Memtable::like(&first, L0Id(2), RowId(0), Writer(0), 64 << 20).expect("memory");
+        fill(&next, rows, |n| key(&mut rng, n));
+        for table in [&first, &next] {
+            let mut guided = 0;
+            for n in 0..rows {
+                let key = key(&mut rng, n % 3 * (rows / 2) + n);
+                for want in [Want::before(&key), Want::after(&key)] {
+                    let found = table.guides.seek(&table.list, &want);
+                    assert!(found.is_none_or(|found| found == table.list.seek(&want)));
+                    guided += u64::from(found.is_some());
+                }
+            }
+            assert!(cfg!(miri) || !useful || guided > rows, "{guided} of {rows} were guided");
+        }
+    }
+}
+
+fn fill(table: &Memtable, rows: u64, mut key: impl FnMut(u64) -> Vec<u8>) {
+    let mut model = BTreeMap::new();
+    for n in 0..rows {
+        let (key, head) = (key(n), Head { row_id: RowId(n), ..Head::default() });
+        let room = table.room(key.len(), &head).expect("room");
+        table.prefetch([key.as_slice(), b"another"].into_iter());
+        let splice = table.probe_for(&key, &room);
+        assert_eq!(splice.newest(), model.get(&key).copied().map(RowId));
+        table.link(&splice, room, &key, &head, LogAddr(n));
+        model.insert(key, n);
+    }
+    let mut node = table.first();
+    for (key, row) in &model {
+        let at = node.expect("as many keys");
+        assert_eq!((at.key(), at.row_id()), (key.as_slice(), RowId(*row)));
+        node = at.next_key();
+    }
+    assert!(node.is_none());
 }

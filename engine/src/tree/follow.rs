@@ -111,7 +111,7 @@ impl<H: Host> Tree<'_, H> {
         if table.table.by_row(row.head.row_id).is_none() {
             let full = || self.shared.full(crate::error::Consumer::Memtable);
             let room = table.table.room(row.key.len(), &row.head).ok_or_else(full)?;
-            let splice = table.table.probe(row.key);
+            let splice = table.table.probe_for(row.key, &room);
             table.table.link(&splice, room, row.key, &row.head, addr);
             self.shared.barren.written(std::iter::once(row.key));
             table.logged.fetch_add((row.key.len() + row.body.len()) as u64, Relaxed);

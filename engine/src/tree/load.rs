@@ -156,7 +156,7 @@ impl Replayed {
             let full =
                 || Error::MemoryFull { consumer: crate::error::Consumer::Memtable, limit: options.memtable_bytes };
             let room = table.table.room(row.key.len(), &row.head).ok_or_else(full)?;
-            let splice = table.table.probe(row.key);
+            let splice = table.table.probe_for(row.key, &room);
             table.table.link(&splice, room, row.key, &row.head, addr);
             table.logged.fetch_add((row.key.len() + row.body.len()) as u64, Relaxed);
             replayed.next_row = replayed.next_row.max(RowId(row.head.row_id.0 + 1));

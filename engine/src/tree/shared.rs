@@ -348,8 +348,10 @@ impl<H: Host> Shared<H> {
     pub fn generation(&self, id: L0Id) -> Result<Arc<Generation>> {
         let base = RowId(self.next_row.load(Relaxed));
         let writer = Writer(self.last_writer.load(Relaxed));
-        let expected = self.current.pin::<H>().active.table.rows();
-        new_generation(id, base, writer, self.options.memtable_bytes(), expected)
+        let view = self.current.pin::<H>();
+        let bytes = self.options.memtable_bytes();
+        let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+        as_generation(bytes, || Memtable::like(&view.active.table, id, base, writer, capacity))
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
@@ -366,7 +368,12 @@ const RESERVE: [usize; 4] =
 
 /// An empty memtable, for about so many rows.
 pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64, rows: u64) -> Result<Arc<Generation>> {
-    scope::with(|| match Memtable::new(id, base, writer, usize::try_from(bytes).unwrap_or(usize::MAX), rows) {
+    let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+    as_generation(bytes, || Memtable::new(id, base, writer, capacity, rows))
+}
+
+fn as_generation(bytes: u64, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
+    scope::with(|| match make() {
         Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0) })),
         None => Err(Error::MemoryFull { consumer: Consumer::Memtable, limit: bytes }),
     })

@@ -10,7 +10,7 @@
 
 use crate::error::{Consumer, Error, Result};
 use crate::host::Host;
-use crate::memtable::Splice;
+use crate::memtable::{Room, Splice};
 use crate::mutation::{on, Mutation::I2ExpectationIgnored};
 use crate::row::encode_record;
 use crate::tree::shared::{Shared, STRIPES};
@@ -69,6 +69,11 @@ impl<H: Host> Tree<'_, H> {
         })
     }
 
+    /// Tells that these keys are about to be looked up and appended: much of what that waits for is fetched beforehand.
+    pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
+        self.pin().active.table.prefetch(keys);
+    }
+
     /// Whether the newest version of the key is still the one that was observed. False also when only another look-up can
     /// tell.
     pub fn is_as_observed(&self, key: &[u8], observed: Observed) -> bool {
@@ -82,25 +87,21 @@ impl<H: Host> Tree<'_, H> {
         let _rotation = self.shared.rotation.read();
         let view = self.pin();
         let _stripes = Stripes::lock(self.shared, rows);
-        if let [row] = rows {
-            let splice = view.active.table.probe(row.key);
-            if row.expect.is_some_and(|expect| !is_as_observed(&view, splice.newest(), row.key, expect)) {
-                return Ok(Some(Appended { written: 0, first: RowId(0) }));
+        let active = &view.active.table;
+        let holds = |row: &NewRow<'_>| {
+            let newest = || active.newest(row.key).map(|node| node.row_id());
+            row.expect.is_none_or(|expect| is_as_observed(&view, newest(), row.key, expect))
+        };
+        let count = match rows {
+            [row] => usize::from(holds(row)),
+            _ => {
+                let first_of_key = |at: usize, row: &NewRow<'_>| !rows.iter().take(at).any(|e| e.key == row.key);
+                let fit =
+                    |(at, row): &(usize, &NewRow<'_>)| holds(row) && (row.expect.is_none() || first_of_key(*at, row));
+                rows.iter().enumerate().take_while(fit).count()
             }
-            return self.append_checked(&view, rows, &[splice], records);
-        }
-        let mut splices = Vec::with_capacity(rows.len());
-        for (at, row) in rows.iter().enumerate() {
-            let splice = view.active.table.probe(row.key);
-            if let Some(expect) = row.expect {
-                let mut earlier = rows.iter().take(at);
-                if !is_as_observed(&view, splice.newest(), row.key, expect) || earlier.any(|e| e.key == row.key) {
-                    break;
-                }
-            }
-            splices.push(splice);
-        }
-        self.append_checked(&view, rows.get(..splices.len()).unwrap_or_default(), &splices, records)
+        };
+        self.append_checked(&view, rows.get(..count).unwrap_or_default(), records)
     }
 
     /// Appends rows whose expectations hold, for their stripes are held.
@@ -108,30 +109,32 @@ impl<H: Host> Tree<'_, H> {
         &self,
         view: &SuperVersion,
         rows: &[NewRow<'_>],
-        splices: &[Splice<'_>],
         records: &mut Vec<u8>,
     ) -> Result<Option<Appended>> {
+        if rows.is_empty() {
+            return Ok(Some(Appended { written: 0, first: RowId(0) }));
+        }
         let first = RowId(self.shared.next_row.fetch_add(rows.len() as u64, Relaxed));
         let appended = Appended { written: rows.len(), first };
         if first.0 + rows.len() as u64 > RowId::MAX.0 {
             return Err(Error::NoSpace("row ids are used up: rewrite the table (VACUUM FULL)".into()));
         }
-        match (rows, splices) {
-            ([], _) => {}
-            ([row], [splice]) => {
+        match rows {
+            [row] => {
                 let head = head_of(row, first, 0);
                 let Some(room) = view.active.table.room(row.key.len(), &head) else { return Ok(None) };
+                let splice = view.active.table.probe_for(row.key, &room);
                 records.clear();
                 encode_record(&RowRef { key: row.key, head, body: row.body }, records);
                 let mut room = Some(room);
                 self.host.append(self, view.active.table.generation(), &[records], &mut |_, addr| {
                     if let Some(room) = room.take() {
-                        view.active.table.link(splice, room, row.key, &head, addr);
+                        view.active.table.link(&splice, room, row.key, &head, addr);
                     }
                 })?;
             }
             _ => {
-                if !self.append_many(view, rows, splices, first, records)? {
+                if !self.append_many(view, rows, first, records)? {
                     return Ok(None);
                 }
             }
@@ -161,7 +164,6 @@ impl<H: Host> Tree<'_, H> {
         &self,
         view: &SuperVersion,
         rows: &[NewRow<'_>],
-        splices: &[Splice<'_>],
         first: RowId,
         records: &mut Vec<u8>,
     ) -> Result<bool> {
@@ -176,6 +178,8 @@ impl<H: Host> Tree<'_, H> {
                 }
             }
         }
+        let probe = |(row, room): (&NewRow<'_>, &Option<Room<'_>>)| room.as_ref().map(|r| active.probe_for(row.key, r));
+        let splices: Vec<Option<Splice<'_>>> = rows.iter().zip(&rooms).map(probe).collect();
         records.clear();
         let mut ends = Vec::with_capacity(rows.len());
         for (at, row) in rows.iter().enumerate() {
@@ -186,7 +190,7 @@ impl<H: Host> Tree<'_, H> {
         let pieces: Vec<&[u8]> =
             starts.zip(&ends).map(|(from, to)| records.get(from..*to).unwrap_or_default()).collect();
         self.host.append(self, active.generation(), &pieces, &mut |at, addr| {
-            if let (Some(row), Some(splice), Some(room)) =
+            if let (Some(row), Some(Some(splice)), Some(room)) =
                 (rows.get(at), splices.get(at), rooms.get_mut(at).and_then(Option::take))
             {
                 active.link(splice, room, row.key, &head_of(row, first, at), addr);

@@ -1,7 +1,7 @@
 //! What the extension keeps at the start of its piece of shared memory; the shared heap follows it.
 //!
 //! ```text
-//!  | Global: budgets, workers, counters | registry's slots | shared heap ... |
+//!  | Global: budgets, workers, counters | registry's slots | readers | progress | whereabouts of pages | shared heap ... |
 //! ```
 //!
 //! Made by the postmaster at every start (and restart after a crash); all processes are its forks and find it at the same
@@ -11,10 +11,11 @@ use crate::host::latch::LwLatch;
 use crate::host::progress::{Entry, Progresses};
 use crate::host::readers::{Reader, Readers};
 use crate::host::registry::{Registry, Slot};
+use crate::host::whereabouts::Whereabouts;
 use crate::settings;
 use crate::work::claims::Claims;
 use loosekv_engine::host::Budgets;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering::*};
 
 /// Part of the heap that only operations which free memory may use.
 const EMERGENCY: usize = 1 << 20;
@@ -26,6 +27,7 @@ pub struct Global {
     pub registry: Registry,
     pub readers: Readers,
     pub progress: Progresses,
+    pub whereabouts: Whereabouts,
     /// Which databases have a background worker.
     pub workers: Claims<LwLatch, pgrx::pg_sys::Latch>,
     pub counters: GlobalCounters,
@@ -64,6 +66,7 @@ fn fixed_size() -> usize {
         + align_up(table_slots() * size_of::<Slot>())
         + align_up(backends() * size_of::<Reader>())
         + align_up(backends() * size_of::<Entry>())
+        + align_up(Whereabouts::wanted() * size_of::<AtomicI32>())
 }
 
 /// Tables that may be in memory at one time: one for every 64 kB, for a table in use needs more.
@@ -88,6 +91,8 @@ pub unsafe fn create(mem: *mut u8) {
         mem.wrapping_add(align_up(size_of::<Global>()) + align_up(slots * size_of::<Slot>())).cast::<Reader>();
     let first_entry =
         first_reader.cast::<u8>().wrapping_add(align_up(backends() * size_of::<Reader>())).cast::<Entry>();
+    let first_place =
+        first_entry.cast::<u8>().wrapping_add(align_up(backends() * size_of::<Entry>())).cast::<AtomicI32>();
     let global = mem.cast::<Global>();
     // SAFETY: the pieces are aligned, do not overlap, and end within the segment.
     unsafe {
@@ -98,11 +103,13 @@ pub unsafe fn create(mem: *mut u8) {
             first_reader.add(i).write(Reader::default());
             first_entry.add(i).write(Entry::default());
         }
+        first_place.write_bytes(0, Whereabouts::wanted());
         global.write(Global {
             budgets: Budgets::default(),
             registry: Registry::new(first_slot, slots),
             readers: Readers::new(first_reader, backends()),
             progress: Progresses::new(first_entry, backends()),
+            whereabouts: Whereabouts::new(first_place, Whereabouts::wanted()),
             workers: Claims::new(),
             counters: GlobalCounters::default(),
         });

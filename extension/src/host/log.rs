@@ -342,21 +342,13 @@ const MAX_PARTS: usize = 100;
 /// # Safety
 /// Raises ERROR by longjmp: the caller's frames own nothing, up to the guard.
 unsafe fn lock_tail_page(rel: pg_sys::Relation, place: &TailPlace) -> pg_sys::Buffer {
-    extern "C-unwind" {
-        fn ReadRecentBuffer(
-            node: pg_sys::RelFileNode,
-            fork: pg_sys::ForkNumber::Type,
-            block: pg_sys::BlockNumber,
-            recent: pg_sys::Buffer,
-        ) -> bool;
-    }
     // SAFETY: the caller's word; the relation is open.
     unsafe {
         if place.used == 0 {
             return zero_and_lock(rel, place.page, std::ptr::null_mut());
         }
         let recent = place.recent;
-        let buffer = if recent != 0 && ReadRecentBuffer((*rel).rd_node, MAIN, place.page, recent) {
+        let buffer = if recent != 0 && bindings::ReadRecentBuffer((*rel).rd_node, MAIN, place.page, recent) {
             recent
         } else {
             let normal = pg_sys::ReadBufferMode::RBM_NORMAL;

@@ -6,6 +6,7 @@
 //! | [`registry`] | the tables that are in memory |
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
 //! | [`pins`] | pages that scans keep between calls |
+//! | [`whereabouts`] | which buffer held a page last |
 //! | [`log`], [`log_reader`] | the row log: log pages in the main fork; written, and read |
 //! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
 //! | [`redo`] | what replay of a record decides before it touches a page |
@@ -42,6 +43,7 @@ pub mod registry;
 pub mod seen;
 pub mod standby;
 pub mod verify;
+pub mod whereabouts;
 pub mod writers;
 
 use held::HeldList;

@@ -7,7 +7,7 @@
 use crate::host::buffer::RawPage;
 use crate::host::critical::Critical;
 use crate::host::registry::Slot;
-use crate::host::{interrupt, seen, writers, PgHost};
+use crate::host::{interrupt, seen, whereabouts, writers, PgHost};
 use crate::pg::bindings;
 use crate::pg::rmgr::{self, FlipRecord};
 use crate::pg::worker;
@@ -144,13 +144,41 @@ impl PgHost {
                 worker::between_pages()?;
                 ring.get()
             }
-            None => std::ptr::null_mut(),
+            None => {
+                if let Some(found) = self.read_where_it_was(page) {
+                    return Ok(found);
+                }
+                std::ptr::null_mut()
+            }
         };
         // SAFETY: the guarded call turns an ERROR (bad checksum, past the end of the file) into a panic that names the file.
         let buffer = unsafe {
             pg_sys::ReadBufferExtended(self.rel(), MAIN, page.0, pg_sys::ReadBufferMode::RBM_NORMAL, strategy)
         };
+        if self.sweep.is_none() {
+            whereabouts::note(self.rel(), page.0, buffer);
+        }
         Ok(self.pinned(buffer))
+    }
+
+    /// The page, if it is in the buffer where it was found last.
+    #[inline]
+    fn read_where_it_was(&self, page: PageNo) -> Option<Page> {
+        let rel = self.rel();
+        let buffer = whereabouts::find(rel, page.0)?;
+        // SAFETY: the relation is open; the guarded call turns an ERROR (out of memory) into a panic.
+        unsafe {
+            let statistics = (*rel).pgstat_info;
+            let node = (*rel).rd_node;
+            if statistics.is_null() || !pg_guard_ffi_boundary(|| bindings::ReadRecentBuffer(node, MAIN, page.0, buffer))
+            {
+                return None;
+            }
+            // As the buffer manager counts.
+            (*statistics).t_counts.t_blocks_fetched += 1;
+            (*statistics).t_counts.t_blocks_hit += 1;
+        }
+        Some(self.pinned(buffer))
     }
 
     /// Takes over the pin of `buffer`.

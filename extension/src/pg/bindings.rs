@@ -24,6 +24,14 @@ extern "C-unwind" {
 
     pub fn RecoveryInProgress() -> bool;
 
+    // Not quiet (it may be out of memory): to be called inside a guard. Not in pgrx's bindings.
+    pub fn ReadRecentBuffer(
+        node: pg_sys::RelFileNode,
+        fork: pg_sys::ForkNumber::Type,
+        block: pg_sys::BlockNumber,
+        recent: pg_sys::Buffer,
+    ) -> bool;
+
     // Critical.
     pub fn PageInit(page: pg_sys::Page, size: pg_sys::Size, special: pg_sys::Size);
     pub fn MarkBufferDirty(buffer: pg_sys::Buffer);

@@ -68,7 +68,12 @@ pub unsafe extern "C-unwind" fn rescan(
             state.running = Some(start(scan));
         }
         let Some(running) = &mut state.running else { return };
-        let search = running.open.info.codec.key.search(scan_keys);
+        let codec = &running.open.info.codec.key;
+        if running.keys.restart_at(|key| codec.search_point(scan_keys, key)) {
+            running.exact = true;
+            return;
+        }
+        let search = codec.search(scan_keys);
         running.exact = search.is_exact();
         running.keys.restart(search.ranges);
     }
@@ -102,7 +107,7 @@ pub unsafe extern "C-unwind" fn next(scan: IndexScanDesc, direction: pg_sys::Sca
                     (*scan).xs_heaptid = tid::from_row(spot.row_id());
                     (*scan).xs_recheck = !running.exact;
                     if !(*scan).xs_heapfetch.is_null() {
-                        table_scan::fetch_state((*scan).xs_heapfetch).expect_ahead(spot);
+                        table_scan::fetch_state((*scan).xs_heapfetch).expect_ahead(&running.open, spot);
                     }
                     return true;
                 }
@@ -130,8 +135,8 @@ unsafe extern "C-unwind" fn find_next(scan: IndexScanDesc, direction: pg_sys::Sc
         if !(*scan).xs_heapfetch.is_null() {
             let fetch = table_scan::fetch_state((*scan).xs_heapfetch);
             match running.keys.spot() {
-                Some(spot) => fetch.expect_ahead(spot),
-                None => fetch.expect(running.keys.row()),
+                Some(spot) => fetch.expect_ahead(&running.open, spot),
+                None => fetch.expect(&running.open, running.keys.row()),
             }
         }
         if (*scan).xs_want_itup {

@@ -102,6 +102,10 @@ thread_local! {
     static DRAFTS: RefCell<Vec<Draft>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Drafts that are always kept; and bytes up to which all are.
+const FEW_DRAFTS: usize = 64;
+const MOST_DRAFTED: usize = 1 << 20;
+
 /// Lends `count` drafts. Not by reference into the keeper: a call may come back here from within (triggers do not, but
 /// index expressions might).
 fn with_drafts<T>(count: usize, work: impl FnOnce(&mut [Draft]) -> T) -> T {
@@ -110,7 +114,10 @@ fn with_drafts<T>(count: usize, work: impl FnOnce(&mut [Draft]) -> T) -> T {
         drafts.resize_with(count, Draft::default);
     }
     let result = work(&mut drafts[..count]);
-    drafts.truncate(64);
+    let bytes = |draft: &Draft| draft.key.capacity() + draft.body.capacity();
+    if count > FEW_DRAFTS && drafts.iter().map(bytes).sum::<usize>() > MOST_DRAFTED {
+        drafts.truncate(FEW_DRAFTS);
+    }
     DRAFTS.set(drafts);
     result
 }

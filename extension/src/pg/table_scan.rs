@@ -373,10 +373,11 @@ pub struct Fetch {
 }
 
 pub struct FetchState {
-    open: Open,
+    /// Opened when a row is first looked up here: a scan of our key has the table open itself.
+    open: Option<Open>,
     by_row: ByRow,
     /// A row that our own index has found, and decided to be visible, for the next fetch.
-    found: Option<Expected>,
+    found: Option<(*const Open, Expected)>,
 }
 
 enum Expected {
@@ -388,10 +389,10 @@ impl FetchState {
     /// The scan of our key has found this row.
     ///
     /// # Safety
-    /// It stays where it is until the scan is asked for the next one, and is fetched before.
-    pub unsafe fn expect(&mut self, row: RowRef<'_>) {
+    /// Both stay where they are until the scan is asked for the next row, and that one is fetched before.
+    pub unsafe fn expect(&mut self, open: &Open, row: RowRef<'_>) {
         // SAFETY: by the contract.
-        self.found = Some(Expected::Row(unsafe { std::mem::transmute::<RowRef<'_>, RowRef<'static>>(row) }));
+        self.found = Some((open, Expected::Row(unsafe { std::mem::transmute::<RowRef<'_>, RowRef<'static>>(row) })));
     }
 
     /// The same for a row that was found ahead.
@@ -399,9 +400,9 @@ impl FetchState {
     /// # Safety
     /// As for [`FetchState::expect`].
     #[inline]
-    pub unsafe fn expect_ahead(&mut self, spot: Spot<'_>) {
+    pub unsafe fn expect_ahead(&mut self, open: &Open, spot: Spot<'_>) {
         // SAFETY: by the contract.
-        self.found = Some(Expected::Ahead(unsafe { std::mem::transmute::<Spot<'_>, Spot<'static>>(spot) }));
+        self.found = Some((open, Expected::Ahead(unsafe { std::mem::transmute::<Spot<'_>, Spot<'static>>(spot) })));
     }
 }
 
@@ -418,8 +419,7 @@ pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::Index
     unsafe {
         let fetch = pg_sys::palloc0(size_of::<Fetch>()).cast::<Fetch>();
         (*fetch).base.rel = rel;
-        let (open, by_row, found) = (Open::new(rel), ByRow::default(), None);
-        (*fetch).state = Owned::new(FetchState { open, by_row, found });
+        (*fetch).state = Owned::new(FetchState { open: None, by_row: ByRow::default(), found: None });
         fetch.cast()
     }
 }
@@ -454,14 +454,14 @@ pub unsafe extern "C-unwind" fn fetch_row(
     // SAFETY: the index code's pointers. The row stays on its page until the index scan moves or ends.
     unsafe {
         let state = fetch_state(fetch);
-        if let Some(Expected::Ahead(spot)) = state.found {
-            if slots::may_be_lent(slot, &state.open) {
+        if let Some((open, Expected::Ahead(spot))) = state.found {
+            if slots::may_be_lent(slot, &*open) {
                 state.found = None;
                 *call_again = false;
                 if !all_dead.is_null() {
                     *all_dead = false;
                 }
-                slots::lend(slot, &state.open, spot);
+                slots::lend(slot, &*open, spot);
                 return true;
             }
         }
@@ -486,13 +486,13 @@ unsafe extern "C-unwind" fn find_row(
             *all_dead = false;
         }
         match state.found.take() {
-            Some(Expected::Row(found)) => slots::store(slot, &state.open, found),
-            Some(Expected::Ahead(spot)) => {
+            Some((open, Expected::Row(found))) => slots::store(slot, &*open, found),
+            Some((open, Expected::Ahead(spot))) => {
                 let (first, rest) = spot.key();
                 let key = [first, rest].concat();
-                slots::store(slot, &state.open, RowRef { key: &key, head: spot.head(), body: spot.body() });
+                slots::store(slot, &*open, RowRef { key: &key, head: spot.head(), body: spot.body() });
             }
-            None => return fetch_by_row(state, tid, snapshot, slot, all_dead),
+            None => return fetch_by_row(fetch, tid, snapshot, slot, all_dead),
         }
         true
     }
@@ -503,7 +503,7 @@ unsafe extern "C-unwind" fn find_row(
 /// # Safety
 /// The index code's pointers.
 unsafe fn fetch_by_row(
-    state: &mut FetchState,
+    fetch: *mut pg_sys::IndexFetchTableData,
     tid: ItemPointer,
     snapshot: Snapshot,
     slot: *mut TupleTableSlot,
@@ -511,19 +511,20 @@ unsafe fn fetch_by_row(
 ) -> bool {
     // SAFETY: by the contract.
     unsafe {
-        let mut view = View::new(state.open.rel, snapshot);
-        let sight = state.by_row.fetch(&state.open, &mut view, snapshot, &*tid);
-        let sight = state.open.ok(sight);
+        let (rel, state) = ((*fetch).rel, fetch_state(fetch));
+        let open = state.open.get_or_insert_with(|| Open::new(rel));
+        let mut view = View::new(rel, snapshot);
+        let sight = state.by_row.fetch(open, &mut view, snapshot, &*tid);
+        let sight = open.ok(sight);
         if sight == Sight::Seen {
-            recent::note_scanned(&state.open, state.by_row.row.as_ref());
-            slots::store(slot, &state.open, state.by_row.row.as_ref());
+            recent::note_scanned(open, state.by_row.row.as_ref());
+            slots::store(slot, open, state.by_row.row.as_ref());
             return true;
         }
         if !all_dead.is_null() {
-            let rel = state.open.rel;
             // The index marks its entry by a hint, of which the log does not tell.
-            *all_dead = sight.is_dead_to_all(|| super::xact::oldest_visible(rel))
-                && state.open.ok(sight.outlasts_a_crash(&state.open));
+            *all_dead =
+                sight.is_dead_to_all(|| super::xact::oldest_visible(rel)) && open.ok(sight.outlasts_a_crash(open));
         }
         false
     }

@@ -10,7 +10,13 @@ use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
+use std::cell::RefCell;
 use std::ops::Bound;
+
+/// Most keys fit.
+const KEY_ROOM: usize = 32;
+/// Bytes of a row whose room is kept from scan to scan.
+const MOST_SPARED: usize = 16 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Position {
@@ -27,11 +33,48 @@ struct Mark {
     key: Vec<u8>,
 }
 
+/// What is to be read.
+enum Wanted {
+    /// One key.
+    Point(Vec<u8>),
+    /// Disjoint and ascending.
+    Ranges(Vec<Range>),
+}
+
+impl Wanted {
+    fn ranges(&self) -> usize {
+        match self {
+            Wanted::Point(_) => 1,
+            Wanted::Ranges(ranges) => ranges.len(),
+        }
+    }
+
+    /// All rows, in one range?
+    fn is_all(&self) -> bool {
+        matches!(self, Wanted::Ranges(ranges) if matches!(ranges.as_slice(), [range] if range.is_all()))
+    }
+
+    /// The range with this number, if it is not a single key.
+    fn range(&self, number: usize) -> Option<&Range> {
+        match self {
+            Wanted::Point(_) => None,
+            Wanted::Ranges(ranges) => ranges.get(number).filter(|range| range.point().is_none()),
+        }
+    }
+
+    /// The range with this number, if it is a single key.
+    fn point(&self, number: usize) -> Option<&[u8]> {
+        match self {
+            Wanted::Point(key) => (number == 0).then_some(key),
+            Wanted::Ranges(ranges) => ranges.get(number)?.point(),
+        }
+    }
+}
+
 pub struct KeyScan {
     pub view: View,
     snapshot: pg_sys::Snapshot,
-    /// Disjoint and ascending.
-    ranges: Vec<Range>,
+    wanted: Wanted,
     position: Position,
     /// All rows are wanted, in any order: then these, which stand for as many ranges, give them.
     any_order: bool,
@@ -47,6 +90,21 @@ pub struct KeyScan {
     may_step: bool,
 }
 
+thread_local! {
+    /// Room for a row that the scan before has left: most statements read one.
+    static SPARE: RefCell<RowBuf> = RefCell::new(RowBuf::default());
+}
+
+impl Drop for KeyScan {
+    fn drop(&mut self) {
+        if self.single.body.capacity() <= MOST_SPARED {
+            self.single.key.clear();
+            self.single.body.clear();
+            let _ = SPARE.try_with(|spare| spare.replace(std::mem::take(&mut self.single)));
+        }
+    }
+}
+
 impl KeyScan {
     /// # Safety
     /// `snapshot` is valid, and stays so while the scan is used.
@@ -56,12 +114,12 @@ impl KeyScan {
         KeyScan {
             view,
             snapshot,
-            ranges,
+            wanted: Wanted::Ranges(ranges),
             position: Position::Unstarted,
             any_order: false,
             parts: Vec::new(),
             cursor: None,
-            single: RowBuf::default(),
+            single: SPARE.take(),
             mark: None,
             skip: None,
             may_step: false,
@@ -80,9 +138,28 @@ impl KeyScan {
 
     /// Begins anew with other ranges.
     pub fn restart(&mut self, ranges: Vec<Range>) {
-        self.ranges = ranges;
         self.rewind();
+        self.wanted = Wanted::Ranges(ranges);
         self.mark = None;
+    }
+
+    /// Begins anew with a single key, which `put` appends to a buffer. False: it is no single key after all, there is nothing
+    /// to read yet.
+    pub fn restart_at(&mut self, put: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+        self.rewind();
+        let mut key = match std::mem::replace(&mut self.wanted, Wanted::Ranges(Vec::new())) {
+            Wanted::Point(mut key) => {
+                key.clear();
+                key
+            }
+            Wanted::Ranges(_) => Vec::with_capacity(KEY_ROOM),
+        };
+        let single = put(&mut key);
+        if single {
+            self.wanted = Wanted::Point(key);
+        }
+        self.mark = None;
+        single
     }
 
     /// Begins anew.
@@ -90,7 +167,7 @@ impl KeyScan {
         self.may_step = false;
         if !self.parts.is_empty() {
             self.parts.clear();
-            self.ranges = KeyScan::everything();
+            self.wanted = Wanted::Ranges(KeyScan::everything());
         }
         self.position = Position::Unstarted;
         self.cursor = None;
@@ -123,10 +200,9 @@ impl KeyScan {
 
     /// The next row; `row` tells it then.
     pub fn next(&mut self, open: &Open, direction: Direction) -> Result<bool> {
-        if self.any_order && self.position == Position::Unstarted && matches!(self.ranges.as_slice(), [r] if r.is_all())
-        {
+        if self.any_order && self.position == Position::Unstarted && self.wanted.is_all() {
             let parts = open.tree.scan_apart(direction)?;
-            self.ranges = vec![Range { lower: Bound::Unbounded, upper: Bound::Unbounded }; parts.len()];
+            self.wanted = Wanted::Ranges(vec![Range { lower: Bound::Unbounded, upper: Bound::Unbounded }; parts.len()]);
             self.parts = parts.into_iter().map(|cursor| Some((cursor, direction))).collect();
         }
         loop {
@@ -138,12 +214,12 @@ impl KeyScan {
                     next_range(range, direction)
                 }
                 (Position::Unstarted | Position::BeforeFirst, Direction::Forward) => Some(0),
-                (Position::Unstarted | Position::AfterLast, Direction::Backward) => self.ranges.len().checked_sub(1),
+                (Position::Unstarted | Position::AfterLast, Direction::Backward) => self.wanted.ranges().checked_sub(1),
                 (Position::BeforeFirst, Direction::Backward) | (Position::AfterLast, Direction::Forward) => {
                     return Ok(false)
                 }
             };
-            match range.filter(|range| *range < self.ranges.len()) {
+            match range.filter(|range| *range < self.wanted.ranges()) {
                 Some(range) => {
                     if self.enter(open, range, direction)? {
                         break;
@@ -173,13 +249,13 @@ impl KeyScan {
         self.position = Position::In(number);
         self.may_step = false;
         self.skip = None;
-        let Some(range) = self.ranges.get(number) else { return Ok(false) };
-        if let Some(key) = range.point() {
+        if let Some(key) = self.wanted.point(number) {
             if self.view.is_mvcc() {
                 ssi::read_key(open.rel, key, self.snapshot);
             }
             return self.view.find(open, key, &mut self.single);
         }
+        let Some(range) = self.wanted.range(number) else { return Ok(false) };
         if self.view.is_mvcc() {
             ssi::read_table(open.rel, self.snapshot);
         }
@@ -232,7 +308,7 @@ impl KeyScan {
         self.may_step = false;
         self.position = position;
         let Position::In(number) = position else { return Ok(()) };
-        let Some(range) = self.ranges.get(number).filter(|range| range.point().is_none()) else { return Ok(()) };
+        let Some(range) = self.wanted.range(number) else { return Ok(()) };
         let mut cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
         cursor.seek(&key);
         self.cursor = Some((cursor, direction));

@@ -136,8 +136,10 @@ pub fn insert_many(
     let mut from = 0;
     while from < drafts.len() {
         // No more than are appended at once: the rest would have to be looked up again.
-        let mut rows = Vec::with_capacity(MOST_STRIPED.min(drafts.len() - from));
-        for draft in drafts.iter().skip(from).take(MOST_STRIPED) {
+        let next = drafts.iter().skip(from).take(MOST_STRIPED);
+        let mut rows = Vec::with_capacity(next.len());
+        open.tree.prefetch(next.clone().map(|draft| draft.key.as_slice()));
+        for draft in next {
             let (mut incarnation, mut expect) = (0, None);
             if open.info.is_keyed() {
                 ssi::write_key(open.rel, &draft.key);

@@ -12,6 +12,8 @@ use crate::table::recent;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
 use pgrx::prelude::*;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::c_void;
 
 static mut PREVIOUS_START: pg_sys::ExecutorStart_hook_type = None;
@@ -30,12 +32,14 @@ pub fn install() {
 unsafe extern "C-unwind" fn start(query: *mut QueryDesc, eflags: i32) {
     // SAFETY: nothing to drop here; see the module of hooks.
     unsafe {
-        let depth = before_start(query);
+        let begun = before_start(query);
         match PREVIOUS_START {
             Some(previous) => previous(query, eflags),
             None => raw::standard_ExecutorStart(query, eflags),
         }
-        after_start(query, depth);
+        if begun.prepare || relam_mask::depth() > begun.depth {
+            after_start(query, begun.depth);
+        }
     }
 }
 
@@ -125,17 +129,45 @@ unsafe fn row_comparison(plan: *mut Plan) -> Option<Oid> {
     }
 }
 
+/// What is to be done once a plan is set up.
+#[repr(C)]
+struct Begun {
+    /// Masks that were there before.
+    depth: usize,
+    /// There are nodes to be prepared.
+    prepare: bool,
+}
+
 #[pg_guard]
-unsafe extern "C-unwind" fn before_start(query: *mut QueryDesc) -> usize {
+unsafe extern "C-unwind" fn before_start(query: *mut QueryDesc) -> Begun {
     super::explain::executor_starts(query);
-    let depth = relam_mask::depth();
+    let mut begun = Begun { depth: relam_mask::depth(), prepare: false };
     let mut indexes = Vec::new();
     // SAFETY: the executor's query.
-    unsafe { each_node_of(query, &mut |plan| indexes.extend(row_comparison(plan))) };
+    unsafe {
+        each_node_of(query, &mut |plan| {
+            indexes.extend(row_comparison(plan));
+            begun.prepare |= is_to_be_prepared(plan);
+        });
+    }
     for index in indexes {
         relam_mask::mask(index, pg_sys::AccessShareLock);
     }
-    depth
+    begun
+}
+
+/// Whether [`prepare_state`] has something to do for this node, or for one below it that [`each_node`] does not know of.
+unsafe fn is_to_be_prepared(plan: *mut Plan) -> bool {
+    // SAFETY: each node is what its tag says.
+    unsafe {
+        match (*plan).type_ {
+            NodeTag::T_BitmapHeapScan | NodeTag::T_CustomScan | NodeTag::T_ForeignScan => true,
+            NodeTag::T_ModifyTable => {
+                (*plan.cast::<pg_sys::ModifyTable>()).onConflictAction != pg_sys::OnConflictAction::ONCONFLICT_NONE
+            }
+            _ => false,
+        }
+    }
 }
 
 #[pg_guard]
@@ -221,17 +253,35 @@ unsafe fn describe_arbiter(index: pg_sys::Relation, info: *mut pg_sys::IndexInfo
         let functions = pg_sys::palloc(size_of::<Oid>() * count).cast::<Oid>();
         let strategies = pg_sys::palloc(size_of::<u16>() * count).cast::<u16>();
         for i in 0..count {
-            let (family, input) = (*(*index).rd_opfamily.add(i), *(*index).rd_opcintype.add(i));
-            let equal = pg_sys::BTEqualStrategyNumber;
-            let operator = pg_sys::get_opfamily_member(family, input, input, equal as i16);
+            let (operator, function) = equality(*(*index).rd_opfamily.add(i), *(*index).rd_opcintype.add(i));
             operators.add(i).write(operator);
-            functions.add(i).write(pg_sys::get_opcode(operator));
-            strategies.add(i).write(equal as u16);
+            functions.add(i).write(function);
+            strategies.add(i).write(pg_sys::BTEqualStrategyNumber as u16);
         }
         (*info).ii_UniqueOps = operators;
         (*info).ii_UniqueProcs = functions;
         (*info).ii_UniqueStrats = strategies;
     }
+}
+
+thread_local! {
+    /// `=` of operator families and types, and its function. PostgreSQL remembers what is in an operator class as long.
+    static EQUALITIES: RefCell<HashMap<(u32, u32), (Oid, Oid)>> = RefCell::new(HashMap::new());
+}
+
+/// `=` of this operator family for this type, and its function.
+fn equality(family: Oid, input: Oid) -> (Oid, Oid) {
+    let key = (u32::from(family), u32::from(input));
+    if let Some(known) = EQUALITIES.with_borrow(|known| known.get(&key).copied()) {
+        return known;
+    }
+    // SAFETY: look-ups in the catalog; errors unwind.
+    let found = unsafe {
+        let operator = pg_sys::get_opfamily_member(family, input, input, pg_sys::BTEqualStrategyNumber as i16);
+        (operator, pg_sys::get_opcode(operator))
+    };
+    EQUALITIES.with_borrow_mut(|known| known.insert(key, found));
+    found
 }
 
 #[pg_guard]
@@ -255,7 +305,9 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> usize {
         for target in targets {
             let entries = catalog::nodes::<pg_sys::RangeTblEntry>((*planned).rtable);
             let Some(entry) = entries.get((target as usize).wrapping_sub(1)) else { continue };
-            relam_mask::mask_partitions((**entry).relid, pg_sys::RowExclusiveLock);
+            if (**entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE {
+                relam_mask::mask_partitions((**entry).relid, pg_sys::RowExclusiveLock);
+            }
         }
     }
     depth

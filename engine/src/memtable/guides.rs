@@ -1,0 +1,211 @@
+//! Guides: which node of the list stands near a key, told by the key's first bytes.
+//!
+//! ```text
+//!   keys' first words:   low ............................................ high
+//!   level 0:             | slot | slot | slot | slot | slot | slot | slot | slot |      2^n slots
+//!   level 1:             |     slot    |     slot    |     slot    |     slot    |      half as many
+//!   ...
+//!   slot:  0 | the node linked last of those that are so high and belong here
+//! ```
+//!
+//! A search from the list's head visits two nodes a level, and the lower half of them costs a cache miss each. Where keys are
+//! spread evenly between `low` and `high`, or come in ascending order, a slot leads to within a few nodes of the place. Where they
+//! are not, a search by guides gives up after a few steps, and is not tried any more once that has happened often.
+//!
+//! A memtable gets them when it has so many rows that they pay, or at once if the one before had.
+//!
+//! Guides are hints: they name nodes that are linked on the slot's level, and a search makes sure itself of where they stand.
+
+use super::arena::UNIT;
+use super::node::Want;
+use super::skip_list::{Path, SkipList};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Levels with slots; one node in 2^8 is higher, and is placed from the head.
+const LEVELS: usize = 8;
+const LEAST_BITS: u32 = LEVELS as u32;
+const MOST_BITS: u32 = 19;
+/// Steps along a level before a search gives up.
+const MOST_STEPS: u32 = 12;
+/// Empty slots to go back over.
+const MOST_EMPTY: usize = 16;
+/// Searches that may give up before it is asked whether they are too many.
+const FORGIVEN: u32 = 512;
+
+/// Rows from which on guides pay.
+const LEAST_ROWS: u64 = 8192;
+/// Bytes of arena that a row takes when nothing better is known: generous, for guides are to be few rather than many.
+const ROW: u64 = 128;
+
+pub(super) struct Guides {
+    /// The block of slots; 0: there are none.
+    slots: AtomicU32,
+    bits: u32,
+    low: u64,
+    /// A word less `low`, shifted so, is its slot on level 0.
+    shift: u32,
+    given_up: AtomicU32,
+    off: AtomicBool,
+}
+
+impl Guides {
+    /// Guides for about so many rows (0: nobody knows), whose keys' first words are mostly within `span`.
+    pub(super) fn new(list: &SkipList, rows: u64, span: (u64, u64)) -> Guides {
+        let expected = if rows < LEAST_ROWS { list.arena.capacity() as u64 / ROW } else { rows };
+        let bits = expected.checked_ilog2().unwrap_or(0).saturating_sub(1).clamp(LEAST_BITS, MOST_BITS);
+        let (low, high) = if span.0 < span.1 { span } else { (0, u64::MAX) };
+        let shift = (u64::BITS - (high - low).leading_zeros()).saturating_sub(bits);
+        let (slots, given_up, off) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+        let guides = Guides { slots, bits, low, shift, given_up, off };
+        guides.begin(list, rows);
+        guides
+    }
+
+    /// Takes memory for the slots, once so many rows are worth it.
+    #[inline]
+    pub(super) fn begin(&self, list: &SkipList, rows: u64) {
+        if rows >= LEAST_ROWS && self.slots.load(Ordering::Relaxed) == 0 && !self.off.load(Ordering::Relaxed) {
+            self.take_memory(list);
+        }
+    }
+
+    #[cold]
+    fn take_memory(&self, list: &SkipList) {
+        let bytes = 8usize << self.bits;
+        let Some(slots) = list.arena.alloc((bytes / UNIT) as u32) else {
+            return self.off.store(true, Ordering::Relaxed);
+        };
+        // SAFETY: the block is ours; zeros are empty slots.
+        unsafe { list.arena.at(slots).write_bytes(0, bytes) };
+        // Release: who finds the block finds it empty.
+        if self.slots.compare_exchange(0, slots, Ordering::Release, Ordering::Relaxed).is_err() {
+            list.arena.give_back(slots, (bytes / UNIT) as u32);
+        }
+    }
+
+    /// The block of slots, if guides are in use.
+    #[inline]
+    fn block(&self) -> Option<u32> {
+        let slots = self.slots.load(Ordering::Acquire);
+        (slots != 0 && !self.off.load(Ordering::Relaxed)).then_some(slots)
+    }
+
+    /// Slot of a word on level 0; it grows with the word.
+    fn slot_of(&self, word: u64) -> usize {
+        let slots = 1u64 << self.bits;
+        (word.saturating_sub(self.low) >> self.shift).min(slots - 1) as usize
+    }
+
+    fn slot<'a>(&self, list: &'a SkipList, block: u32, level: usize, at: usize) -> &'a AtomicU32 {
+        // Level 0 takes the upper half of the block, level 1 the upper half of the rest, and so on.
+        let first = 1usize << (self.bits as usize - level);
+        debug_assert!(level < LEVELS && at < first);
+        // SAFETY: the block has 2^(bits + 1) slots.
+        unsafe { &*list.arena.at(block).cast::<AtomicU32>().add(first + at) }
+    }
+
+    /// Notes a node that has been linked on all its levels.
+    pub(super) fn note(&self, list: &SkipList, word: u64, offset: u32, height: usize) {
+        let Some(block) = self.block() else { return };
+        let slot = self.slot_of(word);
+        for level in 0..height.min(LEVELS) {
+            // Release: who finds the node finds it whole.
+            self.slot(list, block, level, slot >> level).store(offset, Ordering::Release);
+        }
+    }
+
+    /// Begins to fetch what a search for this word will look at first.
+    pub(super) fn prefetch(&self, list: &SkipList, word: u64) {
+        let Some(block) = self.block() else { return };
+        let near = self.slot(list, block, 0, self.slot_of(word)).load(Ordering::Relaxed);
+        // SAFETY: a slot holds 0 or the offset of a node of this list.
+        unsafe { list.node(near) }.prefetch();
+    }
+
+    /// As [`SkipList::path`], as far as the levels below `height` are concerned. `None`: search from the head.
+    pub(super) fn path(&self, list: &SkipList, want: &Want<'_>, height: usize) -> Option<Path> {
+        let block = self.block().filter(|_| height <= LEVELS)?;
+        let slot = self.slot_of(want.word());
+        let mut near = [0; LEVELS];
+        for (level, near) in near.iter_mut().enumerate().take(height) {
+            *near = self.near(list, block, level, slot >> level)?;
+            // SAFETY: the offset of a node, or of the head.
+            unsafe { list.node(*near) }.prefetch();
+        }
+        let mut path = list.empty_path();
+        for (level, near) in near.iter().enumerate().take(height).rev() {
+            // SAFETY: the nodes of a slot are linked on its level.
+            let (before, after) = unsafe { self.walk(list, block, (level, slot >> level), *near, want)? };
+            path.set(level, before, after);
+        }
+        Some(path)
+    }
+
+    /// As [`SkipList::seek`]. `None`: search from the head.
+    pub(super) fn seek(&self, list: &SkipList, want: &Want<'_>) -> Option<(u32, u32)> {
+        let block = self.block()?;
+        let slot = self.slot_of(want.word());
+        let near = self.near(list, block, 0, slot)?;
+        // SAFETY: as in `path`.
+        unsafe { self.walk(list, block, (0, slot), near, want) }
+    }
+
+    /// A node in this slot, or in one of those before it; the head, if these are all there are.
+    fn near(&self, list: &SkipList, block: u32, level: usize, slot: usize) -> Option<u32> {
+        for back in 0..=MOST_EMPTY {
+            let Some(at) = slot.checked_sub(back) else { return Some(list.head()) };
+            let near = self.slot(list, block, level, at).load(Ordering::Acquire);
+            if near != 0 {
+                return Some(near);
+            }
+        }
+        None
+    }
+
+    /// From `near` to the neighbours of the place on this level.
+    ///
+    /// # Safety
+    /// `near` is the head or a node of this list that is linked on this level.
+    unsafe fn walk(
+        &self,
+        list: &SkipList,
+        block: u32,
+        (level, slot): (usize, usize),
+        near: u32,
+        want: &Want<'_>,
+    ) -> Option<(u32, u32)> {
+        let mut before = near;
+        // SAFETY: the caller's promise.
+        if near != list.head() && !unsafe { list.node(near).is_before(want) } {
+            // It is in the place's own slot: nodes of slots before that stand before the place.
+            before = match slot.checked_sub(1) {
+                Some(slot) => self.near(list, block, level, slot)?,
+                None => list.head(),
+            };
+        }
+        for _ in 0..MOST_STEPS {
+            // SAFETY: `before` is linked on this level, and stands before the place.
+            let next = unsafe { list.link(before, level) }.load(Ordering::Acquire);
+            // SAFETY: linked nodes are whole.
+            if next == 0 || !unsafe { list.node(next).is_before(want) } {
+                return Some((before, next));
+            }
+            before = next;
+        }
+        self.give_up();
+        None
+    }
+
+    #[cold]
+    fn give_up(&self) {
+        self.given_up.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Looks whether guides are of use to a list with so many rows.
+    pub(super) fn weigh(&self, rows: u64) {
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        if given_up > FORGIVEN && u64::from(given_up) > rows / 4 {
+            self.off.store(true, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Whereabouts of pages: which buffer held a page when it was last asked for.
+//!
+//! The buffer manager finds a page by a hash table under a lock, which costs several cache misses. Here stands, for a hash of
+//! the page's number, the buffer that it was found in; PostgreSQL then only looks whether the page is still there
+//! (`ReadRecentBuffer`). A wrong entry costs that look and nothing else, so entries are written and read without any order.
+//!
+//! That way a page's usage count is not raised, by which the buffers' clock tells what is in use. So every few reads take the
+//! long way.
+
+use crate::host::global;
+use pgrx::pg_sys;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
+
+/// One read in so many is left to the buffer manager.
+const LONG_WAY_EACH: u32 = 8;
+
+pub struct Whereabouts {
+    entries: *const AtomicI32,
+    mask: usize,
+}
+
+// SAFETY: the entries are atomic and live as long as the segment.
+unsafe impl Sync for Whereabouts {}
+
+/// Reads of this process. One process is one thread; the atomic is for the language.
+static READS: AtomicU32 = AtomicU32::new(0);
+
+impl Whereabouts {
+    /// So many entries are wanted for the server's buffers.
+    pub fn wanted() -> usize {
+        // SAFETY: set before shared memory is asked for.
+        usize::try_from(unsafe { pg_sys::NBuffers }).unwrap_or(0).next_power_of_two()
+    }
+
+    /// # Safety
+    /// `entries` are `count` zeros, a power of two, for the life of the segment.
+    pub unsafe fn new(entries: *const AtomicI32, count: usize) -> Whereabouts {
+        debug_assert!(count.is_power_of_two());
+        Whereabouts { entries, mask: count - 1 }
+    }
+
+    fn entry(&self, file: pg_sys::Oid, page: u32) -> &AtomicI32 {
+        // Neighbours in a file are neighbours here.
+        let at = (u32::from(file).wrapping_mul(0x9e37_79b9) as usize).wrapping_add(page as usize) & self.mask;
+        // SAFETY: within the array.
+        unsafe { &*self.entries.add(at) }
+    }
+}
+
+/// The buffer that may hold a page of this relation; `None`: ask the buffer manager.
+#[inline]
+pub(super) fn find(rel: pg_sys::Relation, page: u32) -> Option<pg_sys::Buffer> {
+    let reads = READS.load(Relaxed).wrapping_add(1);
+    READS.store(reads, Relaxed);
+    // SAFETY: the relation is open.
+    let (file, shared) = unsafe { ((*rel).rd_node.relNode, (*rel).rd_backend == pg_sys::InvalidBackendId) };
+    if reads.is_multiple_of(LONG_WAY_EACH) || !shared {
+        return None;
+    }
+    let buffer = global::get()?.whereabouts.entry(file, page).load(Relaxed);
+    (buffer > 0).then_some(buffer)
+}
+
+/// The page was found in this buffer.
+#[inline]
+pub(super) fn note(rel: pg_sys::Relation, page: u32, buffer: pg_sys::Buffer) {
+    if let (Some(global), true) = (global::get(), buffer > 0) {
+        // SAFETY: the relation is open.
+        let entry = global.whereabouts.entry(unsafe { (*rel).rd_node.relNode }, page);
+        if entry.load(Relaxed) != buffer {
+            entry.store(buffer, Relaxed);
+        }
+    }
+}
