@@ -36,14 +36,20 @@ impl<H: Host> Tree<'_, H> {
     }
 
     fn are_apart(&self, view: &SuperVersion) -> bool {
+        let rows: u64 = view.runs.iter().map(|run| run.shape.rows).sum();
+        let logged = view.active.table.rows().saturating_mul(view.runs.len() as u64);
+        logged.saturating_mul(ROWS_A_MEMTABLE_ROW) <= rows && self.has_each_key_once(view)
+    }
+
+    /// Whether no key is in two runs of the superversion, which was pinned just now, nor twice in one.
+    pub(super) fn has_each_key_once(&self, view: &SuperVersion) -> bool {
         let keys = self.shared.index.len() as u64;
         // No flush was adding keys meanwhile.
         if !view.frozen.is_empty() || self.pin().number != view.number {
             return false;
         }
         let rows: u64 = view.runs.iter().map(|run| run.shape.rows).sum();
-        let logged = view.active.table.rows().saturating_mul(view.runs.len() as u64);
         let complete = self.shared.first_unindexed(view) == view.runs.len() && self.shared.is_exact(view);
-        complete && (rows == keys || on(I15RunsTakenForApart)) && logged.saturating_mul(ROWS_A_MEMTABLE_ROW) <= rows
+        complete && (rows == keys || on(I15RunsTakenForApart))
     }
 }

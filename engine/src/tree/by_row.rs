@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Most versions are the newest of their keys. For these [`Tree::look_at_row`] spares the look-up by key that says so; the
-//! index is asked after the memtables, as in every look-up (I7).
+//! index is asked after the memtables, as in every look-up (I7), and not at all where no key is in two runs (`apart.rs`).
 
 use crate::error::Result;
 use crate::host::Host;
@@ -92,7 +92,7 @@ impl<H: Host> Tree<'_, H> {
             return false;
         }
         self.pause(Pause::MemtablesRead);
-        if at == 0 || on(RowTakenForAlone) {
+        if at == 0 || on(RowTakenForAlone) || self.has_each_key_once(view) {
             return true;
         }
         let Some(entry) = self.shared.index.get(key) else { return false };

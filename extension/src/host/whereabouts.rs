@@ -4,8 +4,8 @@
 //! the page's number, the buffer that it was found in; PostgreSQL then only looks whether the page is still there
 //! (`ReadRecentBuffer`). A wrong entry costs that look and nothing else, so entries are written and read without any order.
 //!
-//! That way a page's usage count is not raised, by which the buffers' clock tells what is in use. So every few reads take the
-//! long way.
+//! That way a page's usage count is not raised, by which the buffers' clock tells what is in use. So reads of a page whose
+//! count is low take the long way, and of the others every few.
 
 use crate::host::global;
 use pgrx::pg_sys;
@@ -13,6 +13,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 
 /// One read in so many is left to the buffer manager.
 const LONG_WAY_EACH: u32 = 8;
+/// Pages that the clock would soon take for unused are left to it, too (the count ends at 5).
+const USED: u32 = 3;
+/// Where the usage count stands in a buffer's state.
+const USAGE_SHIFT: u32 = 18;
+const USAGE_MASK: u32 = 0xf;
 
 pub struct Whereabouts {
     entries: *const AtomicI32,
@@ -58,7 +63,18 @@ pub(super) fn find(rel: pg_sys::Relation, page: u32) -> Option<pg_sys::Buffer> {
         return None;
     }
     let buffer = global::get()?.whereabouts.entry(file, page).load(Relaxed);
-    (buffer > 0).then_some(buffer)
+    (buffer > 0 && usage(buffer) >= USED).then_some(buffer)
+}
+
+/// A buffer's usage count, as of now.
+#[inline]
+fn usage(buffer: pg_sys::Buffer) -> u32 {
+    // SAFETY: a buffer's number, so it has a descriptor, whose state is read and written as an atomic by all.
+    let state = unsafe {
+        let padded = pg_sys::BufferDescriptors.add(buffer as usize - 1);
+        AtomicU32::from_ptr(&raw mut (*padded).bufferdesc.state.value).load(Relaxed)
+    };
+    state >> USAGE_SHIFT & USAGE_MASK
 }
 
 /// The page was found in this buffer.
