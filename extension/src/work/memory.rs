@@ -9,10 +9,13 @@ use loosekv_engine::error::{Error, Result};
 use loosekv_engine::tree::{Appended, NewRow, Tree};
 use loosekv_shm::heap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Attempts to find memory before the error is the user's.
+/// Attempts to find memory before the error is the user's, where nobody is at work to free some.
 const ATTEMPTS: u32 = 100;
+/// How long to wait for somebody who is: a flush that has to make room in the key index first, or a merge in between, may take
+/// seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Where all tables are in use, some of their statements end.
 const NAP: Duration = Duration::from_millis(5);
 /// Memtables smaller than this are not flushed early: their runs would be tiny.
@@ -51,25 +54,44 @@ const ROWS_A_LOOK: u64 = 1024;
 /// Does what has found no memory, once some was found.
 #[cold]
 pub fn with_relief<R>(tree: &Tree<'_, PgHost>, mut work: impl FnMut() -> Result<R>) -> Result<R> {
-    let mut attempts = 0;
+    let (mut attempts, mut since, mut flushes) = (0, Instant::now(), u64::MAX);
     loop {
         ask::worker();
+        let mut at_work = false;
         // More each time: what one table had may be in small pieces.
-        if !registry::make_rooms(1 << attempts.min(6))? && !flush_own(tree)? {
-            interrupt::nap(NAP);
+        if !registry::make_rooms(1 << attempts.min(6))? {
+            let relief = flush_own(tree)?;
+            at_work = relief == Relief::Coming;
+            if relief != Relief::Done {
+                interrupt::nap(NAP);
+            }
+        }
+        let flushed = tree.shared().counters.flushes.load(Relaxed);
+        if flushed != flushes {
+            (since, flushes) = (Instant::now(), flushed);
         }
         match work() {
+            Err(Error::MemoryFull { .. }) if at_work && since.elapsed() < PATIENCE => {}
             Err(Error::MemoryFull { .. }) if attempts < ATTEMPTS => attempts += 1,
             done => return done,
         }
     }
 }
 
-/// Flushes what this table has frozen. False: nothing, or another is at it.
-fn flush_own(tree: &Tree<'_, PgHost>) -> Result<bool> {
+#[derive(PartialEq, Eq)]
+enum Relief {
+    Done,
+    /// Another is at work on the table.
+    Coming,
+    /// Nothing is frozen.
+    None,
+}
+
+/// Flushes what this table has frozen, unless another is at it.
+fn flush_own(tree: &Tree<'_, PgHost>) -> Result<Relief> {
     // SAFETY: the host's relation is open.
     match unsafe { Maintenance::try_lock(tree.host.rel()) } {
-        Some(_lock) => interrupt::held(|| tree.flush_one()),
-        None => Ok(false),
+        Some(_lock) => Ok(if interrupt::held(|| tree.flush_one())? { Relief::Done } else { Relief::None }),
+        None => Ok(Relief::Coming),
     }
 }
