@@ -16,7 +16,7 @@
 
 use crate::chunks::CHUNK;
 use crate::class;
-use crate::heap::{self, base_ptr, free_objects, header, OneThread};
+use crate::heap::{self, base_ptr, header, OneThread};
 use crate::stack::{link, next, Batch};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
@@ -110,8 +110,13 @@ pub(crate) fn run() -> bool {
     given > 0
 }
 
+/// Bytes of small objects that are free for every process.
+pub(crate) fn free_objects() -> usize {
+    (0..class::COUNT).map(|c| class::size(c) * header().stack(c).objects() as usize).sum()
+}
+
 fn each_chunk() -> impl Iterator<Item = usize> {
-    0..header().chunk_count()
+    0..header().chunks.count()
 }
 
 fn chunk_of(object: *mut u8) -> usize {

@@ -65,13 +65,12 @@ pub(crate) struct Header {
     roots: [AtomicUsize; ROOTS],
     collector: MaybeUninit<Collector>,
     pub(crate) counters: Counters,
-    chunks: Chunks,
+    pub(crate) chunks: Chunks,
     /// Where small objects are carved, a chunk for each level: who may not use the emergency area must not get at a chunk
     /// that somebody else took from it.
     bumps: [Bump; Level::ALL.len()],
-    /// For each chunk.
     uses: *const ChunkUse,
-    /// Chunks that growth may make into small objects.
+    /// How many chunks growth may make into small objects.
     growth: AtomicUsize,
     pub(crate) passes: Passes,
     central: [Central; class::COUNT],
@@ -247,7 +246,7 @@ pub fn growth_left() -> usize {
     }
     let header = header();
     let chunks = header.growth.load(Relaxed).saturating_sub(header.counters.object_chunks.load(Relaxed));
-    chunks.min(header.chunks.free().saturating_sub(header.chunks.kept())) * CHUNK + free_objects()
+    chunks.min(header.chunks.free().saturating_sub(header.chunks.kept())) * CHUNK + give_back::free_objects()
 }
 
 /// Takes this process (not the others) off the heap: it uses private memory from now on.
@@ -324,10 +323,6 @@ impl Header {
         (base() + offset - self.chunks_at.addr()) / CHUNK
     }
 
-    pub(crate) fn chunk_count(&self) -> usize {
-        self.chunks.count()
-    }
-
     pub(crate) fn use_of(&self, chunk: usize) -> &ChunkUse {
         assert!(chunk < self.chunks.count());
         // SAFETY: there is one for each chunk; zeroes are valid, and all in it is atomic.
@@ -355,11 +350,6 @@ impl Header {
         self.chunks.give(chunk, 1);
         self.counters.object_chunks.fetch_sub(1, Relaxed);
     }
-}
-
-/// Bytes of small objects that are free for every process.
-pub(crate) fn free_objects() -> usize {
-    (0..class::COUNT).map(|c| class::size(c) * header().stack(c).objects() as usize).sum()
 }
 
 /// Start of the segment; null when not attached.
