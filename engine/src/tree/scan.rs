@@ -104,35 +104,19 @@ impl<H: Host> Tree<'_, H> {
     /// A scan of the keys within the bounds.
     pub fn scan(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>, direction: Direction) -> Result<Cursor<H>> {
         let begun = self.shared.barren.now();
-        Ok(Cursor {
-            view: Rc::new(self.pin()),
-            run: None,
-            lower: lower.map(<[u8]>::to_vec),
-            upper: upper.map(<[u8]>::to_vec),
-            direction,
-            way: Way::Fresh,
-            at: Place::Fresh,
-            standing: Standing::Nowhere,
-            flags: Flags::default(),
-            row: RowBuf::default(),
-            key: Vec::new(),
-            keys: 0,
-            begun,
-            walk: None,
-            stretch: Vec::new(),
-            passed: 0,
-            whole_key: OnceCell::new(),
-            sees_below: Writer(0),
-        })
+        let mut cursor = Cursor::new(Rc::new(self.pin()), direction, begun);
+        cursor.lower = lower.map(<[u8]>::to_vec);
+        cursor.upper = upper.map(<[u8]>::to_vec);
+        Ok(cursor)
     }
 }
 
 impl<H: Host> Cursor<H> {
-    /// A scan of one run and the memtables.
-    pub(super) fn of_run(view: &Rc<Pinned<H>>, run: usize, direction: Direction, begun: u64) -> Cursor<H> {
+    /// A scan of all keys.
+    fn new(view: Rc<Pinned<H>>, direction: Direction, begun: u64) -> Cursor<H> {
         Cursor {
-            view: Rc::clone(view),
-            run: Some(run),
+            view,
+            run: None,
             lower: Bound::Unbounded,
             upper: Bound::Unbounded,
             direction,
@@ -150,6 +134,11 @@ impl<H: Host> Cursor<H> {
             whole_key: OnceCell::new(),
             sees_below: Writer(0),
         }
+    }
+
+    /// A scan of one run and the memtables.
+    pub(super) fn of_run(view: &Rc<Pinned<H>>, run: usize, direction: Direction, begun: u64) -> Cursor<H> {
+        Cursor { run: Some(run), ..Cursor::new(Rc::clone(view), direction, begun) }
     }
 
     /// The next key in the scan's direction of which `choose` takes a version that is no tombstone: it is shown the versions of

@@ -44,6 +44,7 @@ impl TableScan {
         let (in_order, view) =
             unsafe { (KeyScan::new(&open, snapshot, KeyScan::everything()), View::new(open.rel, snapshot)) };
         // Who wants the same order each time (pg_dump) says so.
+        // SAFETY: a setting of this process.
         let in_order = if unsafe { pg_sys::synchronize_seqscans } { in_order.in_any_order() } else { in_order };
         TableScan {
             open,
