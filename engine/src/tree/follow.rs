@@ -25,7 +25,7 @@ use crate::tree::value_space::limbo_of_values;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::Tree;
 use crate::types::{Extent, L0Id, LogAddr, PageNo, RowId, Writer};
-use loosekv_shm::scope;
+use loosekv_shm::{scope, RawLatch};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
@@ -108,7 +108,10 @@ impl<H: Host> Tree<'_, H> {
         }
         let table = view.memtables().find(|m| m.table.generation() == generation);
         let table = table.ok_or_else(|| Error::structure("a memtable vanished while the log was followed"))?;
+        self.shared.next_row.fetch_max(row.head.row_id.0 + 1, Relaxed);
+        self.shared.last_writer.fetch_max(row.head.writer.0, Relaxed);
         if table.table.by_row(row.head.row_id).is_none() {
+            let _rotation = self.shared.rotation.read();
             let full = || self.shared.full(crate::error::Consumer::Memtable);
             let room = table.table.room(row.key.len(), &row.head).ok_or_else(full)?;
             let splice = table.table.probe_for(row.key, &room);
@@ -116,8 +119,6 @@ impl<H: Host> Tree<'_, H> {
             self.shared.barren.written(std::iter::once(row.key));
             table.logged.fetch_add((row.key.len() + row.body.len()) as u64, Relaxed);
         }
-        self.shared.next_row.fetch_max(row.head.row_id.0 + 1, Relaxed);
-        self.shared.last_writer.fetch_max(row.head.writer.0, Relaxed);
         Ok(())
     }
 

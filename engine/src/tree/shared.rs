@@ -32,7 +32,7 @@ pub const STRIPES: usize = 64;
 pub struct Shared<H: Host> {
     pub options: LiveOptions,
     pub storage_id: u64,
-    /// Appenders hold it shared, rotation exclusively.
+    /// Who links rows holds it shared, rotation exclusively.
     pub rotation: H::Latch,
     pub stripes: [H::Latch; STRIPES],
     pub ledger: Latched<H::Latch, Ledger>,

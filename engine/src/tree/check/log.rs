@@ -9,6 +9,7 @@ use crate::row::decode_record;
 use crate::run::check::hex;
 use crate::tree::version::Generation;
 use crate::types::{Flags, Head, PageNo};
+use loosekv_shm::RawLatch;
 use std::sync::Arc;
 
 /// Rows between two reports.
@@ -68,8 +69,13 @@ impl<H: Host> Check<'_, '_, '_, H> {
         if head.row_id >= self.tree.next_row_id() {
             return Err(Error::structure(format!("row {} has not been given out yet", head.row_id)));
         }
-        if generation.table.by_row(head.row_id).map(|found| found.addr()) != Some(node.addr()) {
-            return Err(Error::structure(format!("row {} is not found by its row id", head.row_id)));
+        let by_row = || generation.table.by_row(head.row_id).map(|found| found.addr());
+        if by_row() != Some(node.addr()) {
+            // A row that is being linked is found by its key first.
+            drop(self.tree.shared.rotation.write());
+            if by_row() != Some(node.addr()) {
+                return Err(Error::structure(format!("row {} is not found by its row id", head.row_id)));
+            }
         }
         let record = self.tree.host.log_row(id, node.addr())?;
         let (row, _) = decode_record(&record)?;
