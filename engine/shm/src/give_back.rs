@@ -22,8 +22,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::time::{Duration, Instant};
 
-/// A pass is not worth it for fewer bytes of objects that have become free since the last one.
+/// A pass is worth it for so many bytes of objects that have become free since the last one.
 const WORTH: usize = 8 * CHUNK;
+/// For fewer, which may be the last of many chunks, it is after so many times the time that the last one took.
+const REST: u64 = 16;
 /// Longest wait for another process's pass: it looks through all free objects, which takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
 const NAP: Duration = Duration::from_micros(100);
@@ -37,6 +39,19 @@ pub(crate) struct Passes {
     number: AtomicU64,
     /// Bytes of free objects that the last one left.
     left: AtomicUsize,
+    /// From when on another is worth it for any free object.
+    rested: AtomicU64,
+}
+
+/// A clock that all processes share, in nanoseconds.
+fn now() -> u64 {
+    // SAFETY: plain values; the call writes `time`, and cannot fail for this clock.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time);
+        time
+    };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 impl Passes {
@@ -67,7 +82,8 @@ impl Passes {
         if free < left {
             self.left.store(free, Relaxed);
         }
-        free >= left.min(free) + WORTH
+        let freed = free.saturating_sub(left);
+        freed >= WORTH || freed > 0 && now() >= self.rested.load(Relaxed)
     }
 }
 
@@ -103,9 +119,12 @@ pub(crate) fn run() -> bool {
     if passes.number.compare_exchange(seen, seen + 1, AcqRel, Acquire).is_err() {
         return passes.wait_for_another(seen);
     }
+    let begun = now();
     count();
     let given = if mark() { judge(pick()) } else { 0 };
+    let ended = now();
     passes.left.store(free_objects(), Relaxed);
+    passes.rested.store(ended + (ended - begun) * REST, Relaxed);
     passes.number.store(seen + 2, Release);
     given > 0
 }

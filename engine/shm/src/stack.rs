@@ -53,7 +53,8 @@ impl BatchStack {
     }
 
     pub fn objects(&self) -> u64 {
-        self.objects.load(Relaxed)
+        // A batch may be popped before who pushed it has counted it.
+        (self.objects.load(Relaxed) as i64).max(0) as u64
     }
 
     /// # Safety
