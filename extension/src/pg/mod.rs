@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod admin_check;
 pub mod admin_memory;
+pub mod batch;
 pub mod bindings;
 pub mod bindings_am;
 pub mod catalog;

@@ -6,14 +6,14 @@
 
 use super::bindings_am::raw;
 use super::error::{self, Duplicate};
-use super::{slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
-use crate::pg::xact::Purpose;
+use super::{batch, slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
+use crate::pg::xact::{self, Purpose};
 use crate::table::info;
 use crate::table::lock::{self, Got, KeyLock, Line};
 use crate::table::mvcc::{self, Standing};
 use crate::table::write::{self, Change, Draft, Inserted, Ready, Updated};
 use crate::table::{recent, tid, Open};
-use loosekv_engine::types::{Flags, Head, RowBuf};
+use loosekv_engine::types::{Flags, Head, RowBuf, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{LockTupleMode, LockWaitPolicy, Relation, TM_FailureData, TM_Result, TupleTableSlot};
 use pgrx::prelude::*;
@@ -149,6 +149,22 @@ unsafe fn duplicate_of(open: &Open, slot: *mut TupleTableSlot) -> *mut Duplicate
     }
 }
 
+/// The same of a row that is in no slot.
+///
+/// # Safety
+/// The draft is a row of the table.
+pub unsafe fn duplicate_of_draft(open: &Open, draft: &Draft) -> *mut Duplicate {
+    let row = RowRef { key: &draft.key, head: Head::default(), body: &draft.body };
+    // SAFETY: the slot has the table's descriptor; what is described does not point into it.
+    unsafe {
+        let slot = pg_sys::MakeSingleTupleTableSlot((*open.rel).rd_att, &slot::SLOT_OPS);
+        slots::store(slot, open, row);
+        let duplicate = duplicate_of(open, slot);
+        pg_sys::ExecDropSingleTupleTableSlot(slot);
+        duplicate
+    }
+}
+
 unsafe extern "C-unwind" fn insert(
     rel: Relation,
     slot: *mut TupleTableSlot,
@@ -173,10 +189,17 @@ unsafe extern "C-unwind" fn insert_guarded(
 ) -> *mut Duplicate {
     // SAFETY: as above.
     unsafe {
+        if batch::takes(rel, cid) {
+            return batch::keep(rel, slot);
+        }
+        let earlier = batch::earlier_duplicate(rel, cid);
+        if !earlier.is_null() {
+            return earlier;
+        }
         let open = Open::new(rel);
         let inserted = with_drafts(1, |drafts| {
             open.draft(slot, &mut drafts[0]);
-            open.ok(write::insert(&open, &drafts[0], cid, Flags::default()))
+            open.ok(write::insert(&open, &drafts[0], xact::current_writer(), cid, Flags::default()))
         });
         match inserted {
             Inserted::Row(head) => {
@@ -222,7 +245,7 @@ unsafe extern "C-unwind" fn multi_insert_guarded(
                 open.draft(*slot, draft);
             }
             let done = |i: usize, head: Head| slots::written(slots[i], &open, &head);
-            open.ok(write::insert_many(&open, drafts, cid, done))
+            open.ok(write::insert_many(&open, drafts, xact::current_writer(), cid, done))
         });
         if let Some(duplicate) = duplicate {
             return duplicate_of(&open, slots[duplicate]);

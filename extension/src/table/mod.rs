@@ -19,8 +19,7 @@ pub mod tid;
 pub mod write;
 
 use crate::host::PgHost;
-use crate::pg::error;
-use crate::pg::xact;
+use crate::pg::{batch, error, xact};
 use info::Info;
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::Tree;
@@ -46,6 +45,16 @@ impl Open {
     /// # Safety
     /// `rel` is an open loosekv table, and stays open while the value lives.
     pub unsafe fn new(rel: pg_sys::Relation) -> Open {
+        batch::before_use(rel);
+        // SAFETY: by the contract.
+        unsafe { Open::with_rows_waiting(rel) }
+    }
+
+    /// For who does not mind that rows which the statement has inserted may not be in the tree yet.
+    ///
+    /// # Safety
+    /// As for [`Open::new`].
+    pub unsafe fn with_rows_waiting(rel: pg_sys::Relation) -> Open {
         let info = info::of(rel);
         // SAFETY: by the contract.
         unsafe { Open::with(rel, info) }

@@ -74,8 +74,7 @@ pub enum Inserted {
 }
 
 /// Inserts a row, waiting for whoever is at work on the key.
-pub fn insert(open: &Open, draft: &Draft, command: u32, flags: Flags) -> Result<Inserted> {
-    let writer = xact::current_writer();
+pub fn insert(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: Flags) -> Result<Inserted> {
     ssi::write_key(open.rel, &draft.key);
     if !open.info.is_keyed() {
         return append_unkeyed(open, draft, writer, command, flags).map(Inserted::Row);
@@ -129,10 +128,10 @@ fn append(open: &Open, key: &[u8], body: &[u8], head: &Head, observed: Observed)
 pub fn insert_many(
     open: &Open,
     drafts: &[Draft],
+    writer: Writer,
     command: u32,
     mut done: impl FnMut(usize, Head),
 ) -> Result<Option<usize>> {
-    let writer = xact::current_writer();
     let mut from = 0;
     while from < drafts.len() {
         // No more than are appended at once: the rest would have to be looked up again.
@@ -171,7 +170,7 @@ pub fn insert_many(
         from += written;
         // The row that stopped the batch goes alone.
         if let (true, Some(draft)) = (written < planned || planned == 0, drafts.get(from)) {
-            match insert(open, draft, command, Flags::default())? {
+            match insert(open, draft, writer, command, Flags::default())? {
                 Inserted::Row(head) => done(from, head),
                 Inserted::Duplicate => return Ok(Some(from)),
             }
@@ -185,14 +184,15 @@ pub fn insert_many(
 pub fn insert_speculative(open: &Open, draft: &Draft, command: u32) -> Result<Option<Head>> {
     let speculative = open.info.has_other_unique();
     let flags = if speculative { Flags::SPECULATIVE } else { Flags::default() };
+    let writer = xact::current_writer();
     if speculative {
-        xact::speculation_begins(xact::current_writer());
+        xact::speculation_begins(writer);
     }
-    match insert(open, draft, command, flags)? {
+    match insert(open, draft, writer, command, flags)? {
         Inserted::Row(head) => Ok(Some(head)),
         Inserted::Duplicate => {
             if speculative {
-                xact::speculation_ends(xact::current_writer());
+                xact::speculation_ends(writer);
             }
             Ok(None)
         }
@@ -510,7 +510,7 @@ fn change_key(
     if let Ready::No(refusal) = allow(open, old, change, guard)? {
         return Ok(Updated::No(refusal));
     }
-    let head = match insert(open, draft, change.command, Flags::default())? {
+    let head = match insert(open, draft, writer, change.command, Flags::default())? {
         Inserted::Row(head) => head,
         Inserted::Duplicate => return Ok(Updated::Duplicate),
     };

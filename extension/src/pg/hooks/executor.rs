@@ -4,10 +4,11 @@
 //!   know of an arbiter is filled in; it would refuse to do so itself.
 //! - ON CONFLICT into a partitioned table: partitions' indexes are opened while the plan runs, so keys are masked then.
 //! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up.
+//! - INSERT of many rows: they are gathered ([`batch`]) while the plan runs.
 //! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file.
 
 use crate::pg::bindings_am::raw;
-use crate::pg::{catalog, relam_mask};
+use crate::pg::{batch, catalog, error, relam_mask};
 use crate::table::recent;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
@@ -46,14 +47,17 @@ unsafe extern "C-unwind" fn start(query: *mut QueryDesc, eflags: i32) {
 unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64, once: bool) {
     // SAFETY: nothing to drop here.
     unsafe {
-        let depth = before_run(query);
+        let begun = before_run(query);
         let noting = recent::set_noting(comes_back(query));
         match PREVIOUS_RUN {
             Some(previous) => previous(query, direction, count, once),
             None => raw::standard_ExecutorRun(query, direction, count, once),
         }
         recent::set_noting(noting);
-        after_run(depth);
+        let duplicate = after_run(begun);
+        if !duplicate.is_null() {
+            error::raise_duplicate(duplicate);
+        }
     }
 }
 
@@ -284,14 +288,30 @@ fn equality(family: Oid, input: Oid) -> (Oid, Oid) {
     found
 }
 
+/// What was so before a statement ran.
+#[repr(C)]
+struct BeforeRun {
+    masks: usize,
+    targets: batch::Targets,
+}
+
 #[pg_guard]
-unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> usize {
-    let depth = relam_mask::depth();
+unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
+    // SAFETY: the executor's query.
+    unsafe {
+        let begun = BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query) };
+        mask_targets(query);
+        begun
+    }
+}
+
+/// Partitions into which ON CONFLICT may insert are opened while the statement runs.
+unsafe fn mask_targets(query: *mut QueryDesc) {
     // SAFETY: the executor's query.
     unsafe {
         let planned = (*query).plannedstmt;
         if (*query).operation == pg_sys::CmdType::CMD_SELECT && !(*planned).hasModifyingCTE {
-            return depth;
+            return;
         }
         let mut targets = Vec::new();
         each_node_of(query, &mut |plan| {
@@ -310,12 +330,12 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> usize {
             }
         }
     }
-    depth
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn after_run(depth: usize) {
-    if relam_mask::depth() > depth {
-        relam_mask::end(depth);
+unsafe extern "C-unwind" fn after_run(begun: BeforeRun) -> *mut error::Duplicate {
+    if relam_mask::depth() > begun.masks {
+        relam_mask::end(begun.masks);
     }
+    batch::end(begun.targets)
 }

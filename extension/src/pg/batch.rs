@@ -1,0 +1,301 @@
+//! INSERT of many rows: those of one statement are gathered and appended together, as COPY does it.
+//!
+//! ```text
+//!  ExecutorRun begins   may this statement's rows be gathered? then its table is the *target*
+//!  tuple_insert         of the target: encoded, and kept here     the batch is full: appended
+//!  Open::new            of a table of which rows are kept here:   appended first, whoever it is that wants to look
+//!  ExecutorRun          of another statement begins (a function): appended first
+//!  ExecutorRun ends     what is left is appended
+//! ```
+//!
+//! Nobody may ask for a row between the executor's insertion of it and the batch's: so the table has no trigger, no index but
+//! its key, and the statement returns nothing. The rows carry the (sub)transaction and command that inserted them. A row
+//! leaves the batch when it has been appended, not before: where a look from within the statement's own functions finds a
+//! duplicate, or fails, the rows stay, and the statement itself reports it, for nobody else may catch that error.
+
+use super::bindings_am::raw;
+use super::error::Duplicate;
+use super::{catalog, slot, table_am, xact};
+use crate::table::write::{self, Draft};
+use crate::table::Open;
+use loosekv_engine::types::{Head, Writer};
+use pgrx::pg_sys;
+use pgrx::pg_sys::{CmdType, NodeTag, QueryDesc, Relation, TupleTableSlot};
+use std::cell::{Cell, RefCell};
+
+/// As many as are looked up and appended at once.
+const MOST_ROWS: usize = loosekv_engine::tree::MOST_STRIPED;
+const MOST_BYTES: usize = 64 << 10;
+/// Room for larger rows is not kept.
+const LARGEST_KEPT: usize = 4 << 10;
+
+/// Whose rows are gathered.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Target {
+    /// Open as long as the statement runs. Null: nobody's.
+    rel: Relation,
+    command: pg_sys::CommandId,
+    /// Depth of the subtransaction in which it runs.
+    level: i32,
+}
+
+/// Rows that are not appended yet.
+struct Batch {
+    target: Target,
+    writer: Writer,
+    rows: usize,
+    bytes: usize,
+    /// The first `rows` of them; the others are room.
+    drafts: Vec<Draft>,
+}
+
+const NOBODY: Target = Target { rel: std::ptr::null_mut(), command: 0, level: 0 };
+const EMPTY: Batch = Batch { target: NOBODY, writer: Writer(0), rows: 0, bytes: 0, drafts: Vec::new() };
+
+thread_local! {
+    static TARGET: Cell<Target> = const { Cell::new(NOBODY) };
+    static BATCH: RefCell<Batch> = const { RefCell::new(EMPTY) };
+    /// The table of which rows wait to be appended; null: none do, or they are being appended.
+    static WAITING: Cell<Relation> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// The target of a statement that runs, and the one before it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Targets {
+    own: Target,
+    outer: Target,
+}
+
+/// A statement begins to run.
+///
+/// # Safety
+/// The executor's query, set up.
+pub unsafe fn begin(query: *mut QueryDesc) -> Targets {
+    if !WAITING.get().is_null() {
+        append_waiting();
+    }
+    // Rows that could not be appended wait for their own statement to say why.
+    let free = WAITING.get().is_null();
+    // SAFETY: by the contract.
+    let own = if free { unsafe { target_of(query) } } else { NOBODY };
+    Targets { own, outer: TARGET.replace(own) }
+}
+
+/// A statement has run. Null: its rows are appended.
+pub fn end(targets: Targets) -> *mut Duplicate {
+    TARGET.set(targets.outer);
+    if targets.own.rel.is_null() {
+        // Rows that wait are those of an outer statement.
+        return std::ptr::null_mut();
+    }
+    append()
+}
+
+/// The table of an INSERT whose rows nobody will ask for before it ends.
+unsafe fn target_of(query: *mut QueryDesc) -> Target {
+    // SAFETY: as the executor sets it up.
+    unsafe {
+        let state = (*query).planstate;
+        let planned = (*query).plannedstmt;
+        if (*query).operation != CmdType::CMD_INSERT
+            || (*planned).hasModifyingCTE
+            || (*planned).hasReturning
+            || state.is_null()
+            || (*state).type_ != NodeTag::T_ModifyTableState
+            || yields_one_row((*(*state).plan).lefttree)
+        {
+            return NOBODY;
+        }
+        let plan = (*state).plan.cast::<pg_sys::ModifyTable>();
+        let state = state.cast::<pg_sys::ModifyTableState>();
+        let into = (*state).resultRelInfo;
+        let rel = (*into).ri_RelationDesc;
+        let plain = (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NONE
+            && (*state).mt_nrels == 1
+            && catalog::is_our_table(rel)
+            && (*into).ri_TrigDesc.is_null()
+            && (*into).ri_WithCheckOptions.is_null()
+            && has_no_index_but_its_key(rel);
+        if !plain {
+            return NOBODY;
+        }
+        Target { rel, command: (*(*state).ps.state).es_output_cid, level: raw::GetCurrentTransactionNestLevel() }
+    }
+}
+
+/// INSERT ... VALUES of one row.
+unsafe fn yields_one_row(plan: *mut pg_sys::Plan) -> bool {
+    // SAFETY: a plan, or null.
+    unsafe { !plan.is_null() && (*plan).type_ == NodeTag::T_Result && (*plan).lefttree.is_null() }
+}
+
+unsafe fn has_no_index_but_its_key(rel: Relation) -> bool {
+    // SAFETY: the relation is open; the list is a copy.
+    unsafe {
+        let indexes = pg_sys::RelationGetIndexList(rel);
+        let key = (*rel).rd_pkindex;
+        let plain = catalog::oids(indexes).iter().all(|index| *index == key);
+        pg_sys::list_free(indexes);
+        plain
+    }
+}
+
+/// Whether the row that is being inserted may be kept here.
+#[inline]
+pub fn takes(rel: Relation, command: pg_sys::CommandId) -> bool {
+    let target = TARGET.get();
+    std::ptr::eq(target.rel, rel) && target.command == command
+}
+
+/// Keeps the row in the slot, of a statement whose rows it [`takes`]. Null, unless that filled the batch and a row in it is a
+/// duplicate.
+///
+/// # Safety
+/// `slot` holds a row of the table.
+pub unsafe fn keep(rel: Relation, slot: *mut TupleTableSlot) -> *mut Duplicate {
+    // SAFETY: by the contract.
+    let full = unsafe {
+        let open = Open::with_rows_waiting(rel);
+        let writer = xact::current_writer();
+        let mut draft = BATCH.with_borrow_mut(Batch::room);
+        open.draft(slot, &mut draft);
+        // Its row id is not known yet, and nobody asks.
+        slot::mark_written(slot, open.relid(), &Head { writer, ..Head::default() });
+        BATCH.with_borrow_mut(|batch| {
+            (batch.target, batch.writer) = (TARGET.get(), writer);
+            batch.add(draft);
+            batch.rows == MOST_ROWS || batch.bytes >= MOST_BYTES
+        })
+    };
+    WAITING.set(rel);
+    // SAFETY: the relation is open.
+    unsafe { raw::pgstat_count_heap_insert(rel, 1) };
+    if full {
+        append()
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+/// The duplicate among rows of this statement that wait, if there is one: after an error that was caught, its rows are not
+/// kept any more.
+pub fn earlier_duplicate(rel: Relation, command: pg_sys::CommandId) -> *mut Duplicate {
+    let own = std::ptr::eq(WAITING.get(), rel) && BATCH.with_borrow(|batch| batch.target.command == command);
+    if own {
+        append()
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+/// Somebody wants to look into the table.
+#[inline]
+pub fn before_use(rel: Relation) {
+    if std::ptr::eq(WAITING.get(), rel) {
+        append_waiting();
+    }
+}
+
+/// Appends what waits, on behalf of somebody who is not to learn of a duplicate.
+#[cold]
+fn append_waiting() {
+    let _ = append_but_for_duplicates();
+}
+
+/// Appends what waits, and describes the duplicate that stopped it.
+fn append() -> *mut Duplicate {
+    if WAITING.get().is_null() {
+        return std::ptr::null_mut();
+    }
+    match append_but_for_duplicates() {
+        // SAFETY: the draft is a row of the table, which is open.
+        Some(open) => BATCH.with_borrow(|batch| unsafe { table_am::duplicate_of_draft(&open, &batch.drafts[0]) }),
+        None => std::ptr::null_mut(),
+    }
+}
+
+/// Appends rows up to the first duplicate. Returns the table if there is one.
+fn append_but_for_duplicates() -> Option<Open> {
+    let mut appending = Appending::take()?;
+    let batch = &mut appending.batch;
+    let target = batch.target;
+    // Recovery learns of transaction ids from the WAL's records, which name the current subtransaction.
+    xact::current_writer();
+    // SAFETY: the statement has the relation open.
+    let open = unsafe { Open::with_rows_waiting(target.rel) };
+    let mut appended = 0;
+    let result = write::insert_many(&open, &batch.drafts[..batch.rows], batch.writer, target.command, |at, _| {
+        appended = at + 1;
+    });
+    batch.remove(appended);
+    open.ok(result)?;
+    Some(open)
+}
+
+impl Batch {
+    /// A draft for the next row.
+    fn room(&mut self) -> Draft {
+        self.drafts.get_mut(self.rows).map(std::mem::take).unwrap_or_default()
+    }
+
+    fn add(&mut self, draft: Draft) {
+        self.bytes += draft.key.len() + draft.body.len();
+        match self.drafts.get_mut(self.rows) {
+            Some(place) => *place = draft,
+            None => self.drafts.push(draft),
+        }
+        self.rows += 1;
+    }
+
+    /// The first rows have been appended.
+    fn remove(&mut self, count: usize) {
+        for draft in &mut self.drafts[..count] {
+            let len = draft.key.len() + draft.body.len();
+            self.bytes -= len;
+            if len > LARGEST_KEPT {
+                *draft = Draft::default();
+            }
+        }
+        self.drafts[..self.rows].rotate_left(count);
+        self.rows -= count;
+    }
+}
+
+/// The batch while it is being appended, when looks into the table find it empty. What is left of it goes back, after an
+/// error too.
+struct Appending {
+    batch: Batch,
+}
+
+impl Appending {
+    fn take() -> Option<Appending> {
+        if WAITING.replace(std::ptr::null_mut()).is_null() {
+            return None;
+        }
+        Some(Appending { batch: BATCH.replace(EMPTY) })
+    }
+}
+
+impl Drop for Appending {
+    fn drop(&mut self) {
+        let batch = std::mem::replace(&mut self.batch, EMPTY);
+        if batch.rows > 0 {
+            WAITING.set(batch.target.rel);
+        }
+        BATCH.set(batch);
+    }
+}
+
+/// The transaction has ended, or the subtransactions from this depth on were rolled back: rows of theirs are not wanted any
+/// more, and which statement runs now is not known.
+pub fn rolled_back(level: i32) {
+    TARGET.set(NOBODY);
+    BATCH.with_borrow_mut(|batch| {
+        if batch.target.level >= level {
+            (batch.rows, batch.bytes) = (0, 0);
+            WAITING.set(std::ptr::null_mut());
+        }
+    });
+}
