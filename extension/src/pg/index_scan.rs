@@ -4,7 +4,7 @@
 //! looked up twice.
 
 use super::owned::Owned;
-use super::{slot, slots, table_scan};
+use super::{slot, slots, statistics, table_scan};
 use crate::table::key_scan::KeyScan;
 use crate::table::{tid, Open};
 use loosekv_engine::tree::Direction;
@@ -71,9 +71,12 @@ pub unsafe extern "C-unwind" fn rescan(
         let codec = &running.open.info.codec.key;
         if running.keys.restart_at(|key| codec.search_point(scan_keys, key)) {
             running.exact = true;
+            statistics::count_scans((*scan).indexRelation, 1);
             return;
         }
         let search = codec.search(scan_keys);
+        // As btree counts: each element of an array is a search of its own.
+        statistics::count_scans((*scan).indexRelation, search.ranges.len());
         running.exact = search.is_exact();
         running.keys.restart(search.ranges);
     }

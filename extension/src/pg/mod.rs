@@ -21,6 +21,7 @@ pub mod slot;
 pub mod slots;
 pub mod ssi;
 pub mod startup;
+pub mod statistics;
 pub mod table_am;
 pub mod table_ddl;
 pub mod table_index_build;

@@ -73,6 +73,8 @@ struct Slot {
     holds_values: bool,
     /// `row`, `writer` and `command` tell of the row.
     has_head: bool,
+    /// Its writer had locked the row before he wrote this version, which heap says by its `xmax`.
+    was_locked: bool,
 }
 
 /// The TID of a row version: its row id.
@@ -169,6 +171,19 @@ pub unsafe fn mark_written(slot: *mut TupleTableSlot, table: pg_sys::Oid, head: 
     }
 }
 
+/// Tells a slot with the version just written that its writer had locked the row before.
+///
+/// # Safety
+/// `slot` is a valid slot, and [`mark_written`] has seen it.
+pub unsafe fn mark_locked(slot: *mut TupleTableSlot) {
+    // SAFETY: a slot with our callbacks is a `Slot`.
+    unsafe {
+        if is_ours(slot) {
+            (*slot.cast::<Slot>()).was_locked = true;
+        }
+    }
+}
+
 /// All attributes of any slot, as its descriptor has them.
 ///
 /// # Safety
@@ -213,7 +228,7 @@ impl Slot {
         self.key_decoded = false;
         self.holds_row = true;
         self.holds_values = false;
-        self.has_head = true;
+        (self.has_head, self.was_locked) = (true, false);
         self.base.tts_nvalid = 0;
         self.base.tts_flags &= !(pg_sys::TTS_FLAG_EMPTY as u16);
     }
@@ -246,7 +261,7 @@ impl Slot {
 
     fn set_head(&mut self, head: &Head) {
         (self.row, self.writer, self.command) = (head.row_id, head.writer, head.command);
-        self.has_head = true;
+        (self.has_head, self.was_locked) = (true, false);
     }
 
     /// Uses this codec from now on.
@@ -676,7 +691,7 @@ unsafe extern "C-unwind" fn get_system_attribute(slot: *mut TupleTableSlot, attn
     }
     match attno {
         pg_sys::MinTransactionIdAttributeNumber => Datum::from(slot.writer.0 as u32),
-        pg_sys::MaxTransactionIdAttributeNumber => Datum::from(0u32),
+        pg_sys::MaxTransactionIdAttributeNumber => Datum::from(if slot.was_locked { slot.writer.0 as u32 } else { 0 }),
         pg_sys::MinCommandIdAttributeNumber | pg_sys::MaxCommandIdAttributeNumber => Datum::from(slot.command),
         _ => error!("invalid system attribute number {attno}"),
     }
@@ -722,7 +737,7 @@ unsafe extern "C-unwind" fn copy_slot(to: *mut TupleTableSlot, from: *mut TupleT
         }
         if ours && (*source).has_head {
             (target.row, target.writer, target.command) = ((*source).row, (*source).writer, (*source).command);
-            target.has_head = true;
+            (target.has_head, target.was_locked) = (true, (*source).was_locked);
         }
         target.base.tts_tid = (*from).tts_tid;
         target.base.tts_tableOid = (*from).tts_tableOid;

@@ -248,9 +248,14 @@ unsafe extern "C-unwind" fn multi_insert_guarded(
             open.ok(write::insert_many(&open, drafts, xact::current_writer(), cid, done))
         });
         if let Some(duplicate) = duplicate {
-            return duplicate_of(&open, slots[duplicate]);
+            if open.info.key_index.is_none() {
+                return duplicate_of(&open, slots[duplicate]);
+            }
+            // The key's `aminsert` is shown the rows one after the other, when PostgreSQL knows the line of each.
+            (*slots[duplicate]).tts_tableOid = open.relid();
+            (*slots[duplicate]).tts_tid = tid::limbo(duplicate as u64);
         }
-        raw::pgstat_count_heap_insert(rel, slots.len() as i64);
+        raw::pgstat_count_heap_insert(rel, duplicate.unwrap_or(slots.len()) as i64);
         std::ptr::null_mut()
     }
 }
@@ -430,8 +435,11 @@ unsafe extern "C-unwind" fn update_guarded(
             open.ok(write::update(&open, &old, draft, change, key_changed))
         });
         match updated {
-            Updated::Row(head) => {
+            Updated::Row { head, was_locked } => {
                 slots::written(slot, &open, &head);
+                if was_locked {
+                    slot::mark_locked(slot);
+                }
                 pg_sys::pgstat_count_heap_update(rel, false);
                 *result = TM_Result::TM_Ok;
             }

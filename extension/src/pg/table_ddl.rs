@@ -111,12 +111,16 @@ pub unsafe extern "C-unwind" fn needs_toast_table(_rel: Relation) -> bool {
     false
 }
 
+/// What heap takes for itself of a row and of a page.
+const HEAP_OVERHEAD: usize = 28;
+const HEAP_USABLE: usize = pg_sys::BLCKSZ as usize - 24;
+
 /// Pages are physical here, for they are what a scan costs. Rows: what ANALYZE counted, in proportion to the virtual blocks
 /// that were begun since; without a count, all row ids.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn estimate_size(
     rel: Relation,
-    _widths: *mut i32,
+    widths: *mut i32,
     pages: *mut pg_sys::BlockNumber,
     tuples: *mut f64,
     all_visible: *mut f64,
@@ -134,6 +138,22 @@ pub unsafe extern "C-unwind" fn estimate_size(
         } else {
             given_out
         };
+        if counted < 0.0 {
+            // A table about which nothing is known may grow before the plan is used: PostgreSQL has a rule for that.
+            let (mut least_pages, mut least_tuples) = (0, 0.0);
+            pg_sys::table_block_relation_estimate_size(
+                rel,
+                widths,
+                &raw mut least_pages,
+                &raw mut least_tuples,
+                all_visible,
+                HEAP_OVERHEAD,
+                HEAP_USABLE,
+            );
+            if least_pages > *pages {
+                (*pages, *tuples) = (least_pages, (*tuples).max(least_tuples));
+            }
+        }
         *all_visible = 0.0;
     }
 }

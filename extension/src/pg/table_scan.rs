@@ -1,7 +1,7 @@
 //! The table access method's callbacks that read.
 
 use super::owned::Owned;
-use super::{slots, ssi};
+use super::{slots, ssi, statistics};
 use crate::table::by_row::ByRow;
 use crate::table::mvcc::{Sight, View};
 use crate::table::scan::{Pieces, TableScan};
@@ -69,7 +69,7 @@ pub unsafe extern "C-unwind" fn begin(
             ssi::read_table(rel, snapshot);
         }
         if flags & whole != 0 {
-            count_scan(rel);
+            statistics::count_scans(rel, 1);
         }
         scan.cast()
     }
@@ -136,7 +136,7 @@ pub unsafe extern "C-unwind" fn next(
         if slots::may_be_lent(slot, &state.open) && state.step(heading(direction)) {
             if let Some(spot) = state.spot() {
                 slots::lend(slot, &state.open, spot);
-                count_row((*scan).rs_rd);
+                statistics::count_row((*scan).rs_rd);
                 return true;
             }
         }
@@ -168,36 +168,8 @@ unsafe extern "C-unwind" fn find_next(
             Some(spot) if slots::may_be_lent(slot, &*open) => slots::lend(slot, &*open, spot),
             _ => slots::store(slot, &*open, state.row()),
         }
-        count_row((*scan).rs_rd);
+        statistics::count_row((*scan).rs_rd);
         true
-    }
-}
-
-/// A scan of the table begins.
-///
-/// # Safety
-/// `rel` is open.
-unsafe fn count_scan(rel: Relation) {
-    // SAFETY: as pgstat_count_heap_scan does it.
-    unsafe {
-        let info = (*rel).pgstat_info;
-        if !info.is_null() {
-            (*info).t_counts.t_numscans += 1;
-        }
-    }
-}
-
-/// A row was read by a scan of the table.
-///
-/// # Safety
-/// `rel` is open.
-unsafe fn count_row(rel: Relation) {
-    // SAFETY: as pgstat_count_heap_getnext does it.
-    unsafe {
-        let info = (*rel).pgstat_info;
-        if !info.is_null() {
-            (*info).t_counts.t_tuples_returned += 1;
-        }
     }
 }
 
@@ -286,7 +258,11 @@ pub unsafe extern "C-unwind" fn bitmap_row(
         let open = &raw const state.open;
         let offsets = usize::try_from((*page).ntuples).ok().map(|count| (*page).offsets.as_slice(count));
         let found = state.next_in_bitmap_page((*page).blockno, offsets);
-        give(open, found, slot)
+        let given = give(open, found, slot);
+        if given {
+            statistics::count_fetched((*scan).rs_rd);
+        }
+        given
     }
 }
 

@@ -3,11 +3,11 @@
 use super::by_row::{self, ByRow};
 use super::key_scan::KeyScan;
 use super::mvcc::{self, Standing, View};
-use super::{recent, sample, splits, tid, Open};
+use super::{recent, sample, splits, tid, write, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
-use loosekv_engine::types::{RowBuf, RowId, RowRef};
+use loosekv_engine::types::{Flags, RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 
 /// What the workers of a parallel scan share.
@@ -202,14 +202,21 @@ impl TableScan {
         Ok(None)
     }
 
-    /// The TID of the newest version, as this snapshot sees it, of the row that `tid` names.
+    /// The TID of the newest version, as this snapshot sees it, of the row that `tid` names, which a change of its key does
+    /// not end. Another row that has its key by now is not it.
     pub fn latest(&mut self, tid: &pg_sys::ItemPointerData) -> Result<pg_sys::ItemPointerData> {
-        let mut row = RowBuf::default();
-        if !mvcc::row_of_tid(&self.open, tid, &mut row)? {
-            return Ok(*tid);
+        let (mut row, mut other) = (RowBuf::default(), RowBuf::default());
+        let mut found = mvcc::row_of_tid(&self.open, tid, &mut row)?;
+        while found {
+            let seen = self.view.find(&self.open, &row.key, &mut other)?;
+            if seen && write::life(&other.head) == write::life(&row.head) {
+                return Ok(tid::from_row(other.head.row_id));
+            }
+            let last = mvcc::newest_of_life(&self.open, &row, &mut other)?;
+            let moved = last.filter(|last| last.head.flags.has(Flags::MOVED)).and_then(|_| mvcc::moved_to(&other));
+            let Some(moved) = moved else { break };
+            found = recent::find_row(&self.open, moved, &mut row)?;
         }
-        let mut latest = RowBuf::default();
-        let seen = self.view.find(&self.open, &row.key, &mut latest)?;
-        Ok(if seen { tid::from_row(latest.head.row_id) } else { *tid })
+        Ok(*tid)
     }
 }

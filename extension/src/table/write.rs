@@ -473,7 +473,11 @@ fn allow_in_line(open: &Open, old: &RowBuf, change: Change, guard: &mut Guard<'_
 
 /// What an update came to.
 pub enum Updated {
-    Row(Head),
+    Row {
+        head: Head,
+        /// The transaction had locked the row before.
+        was_locked: bool,
+    },
     No(Refusal),
     /// The new key is taken.
     Duplicate,
@@ -488,13 +492,13 @@ pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_chan
     let updated = if draft.key == old.key {
         let marks = if key_changed || guard.lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
         match replace(open, old, change, &mut guard, writer, (Flags::default(), marks), &draft.body)? {
-            Ok(head) => Updated::Row(head),
+            Ok(head) => Updated::Row { head, was_locked: !guard.taken },
             Err(refusal) => Updated::No(refusal),
         }
     } else {
         change_key(open, old, draft, change, &mut guard, writer)?
     };
-    guard.end(matches!(updated, Updated::Row(_)));
+    guard.end(matches!(updated, Updated::Row { .. }));
     Ok(updated)
 }
 
@@ -516,7 +520,7 @@ fn change_key(
     };
     let flags = Flags::TOMBSTONE.with(Flags::MOVED);
     match replace(open, old, change, guard, writer, (flags, 0), &head.row_id.0.to_le_bytes())? {
-        Ok(_) => Ok(Updated::Row(head)),
+        Ok(_) => Ok(Updated::Row { head, was_locked: !guard.taken }),
         Err(refusal) => {
             take_back(open, &draft.key, head.row_id, change.command)?;
             Ok(Updated::No(refusal))
