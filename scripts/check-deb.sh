@@ -35,8 +35,7 @@ dpkg-deb --extract "$deb" "$root"
 export PG_CONFIG=$root/usr/lib/postgresql/15/bin/pg_config PGPORT=${PGPORT:-57433}
 . scripts/cluster.sh
 cluster_start "$root/cluster"
-# (The tour shows an error of its own.)
-psql -X -q -f "$root/usr/share/doc/postgresql-15-loosekv/tour.sql" >/dev/null 2>&1
+psql -X -q -f "$root/usr/share/doc/postgresql-15-loosekv/tour.sql" >"$root/tour.log" 2>&1 || { cat "$root/tour.log" >&2; exit 1; }
 expected=$(psql -X -A -t -c "SELECT count(*) > 0 FROM sessions")
 [ "$expected" = t ] || { echo "the tour left nothing behind" >&2; exit 1; }
 findings=$(psql -X -A -t -c "SELECT count(*) FROM loosekv.stats s, loosekv.check(s.relation)")

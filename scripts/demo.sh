@@ -14,12 +14,17 @@ if [ "${1:-}" = stop ]; then
 fi
 if [ ! -e "$dir/data/postmaster.pid" ]; then
     settings=()
-    [ -e "$dir/data/PG_VERSION" ] || settings=("loosekv.shared_memory = '512MB'" "loosekv.memtable_size = '8MB'" "shared_buffers = '256MB'")
+    if [ ! -e "$dir/data/PG_VERSION" ]; then
+        # Nothing of a first run that fails is left behind.
+        trap 'cluster_stop "$dir" || true; rm -rf "$dir"' EXIT
+        settings=("loosekv.shared_memory = '512MB'" "loosekv.memtable_size = '8MB'" "shared_buffers = '256MB'")
+    fi
     cluster_start "$dir" "${settings[@]}"
 else
     export PGHOST=$dir PGUSER=postgres PGDATABASE=postgres
 fi
-psql -X -f sql/examples/tour.sql
+psql -X -f "${LOOSEKV_TOUR:-sql/examples/tour.sql}"
+trap - EXIT
 cat <<EOF
 
 The cluster goes on running. Connect to it with

@@ -1,5 +1,6 @@
 -- A tour of LooseKV: run it with psql on any database, as a superuser.
 \set ECHO queries
+\set ON_ERROR_STOP on
 \pset pager off
 CREATE EXTENSION IF NOT EXISTS loosekv;
 
@@ -36,7 +37,9 @@ SELECT count(*) FROM sessions;
 ROLLBACK TO before;
 COMMIT;
 SELECT count(*) FROM sessions;
+\set ON_ERROR_STOP off
 INSERT INTO sessions VALUES (md5('77')::uuid, 1, 'there is one already');
+\set ON_ERROR_STOP on
 
 -- Secondary indexes of every kind.
 CREATE INDEX ON sessions (owner);
