@@ -66,6 +66,28 @@ impl FreeSpace {
         strays.min()
     }
 
+    /// The free pieces, ascending.
+    pub fn pieces(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.pieces.iter().map(|piece| extent(piece.start, piece.pages))
+    }
+
+    /// Takes `pages` below the page `mark`, lowest first, in pieces of `least` pages (the last may be smaller). Nothing, if
+    /// there are too few.
+    pub fn take_below(&mut self, mark: u32, pages: u32, least: u32) -> Vec<Extent> {
+        let below = |p: &Piece| p.pages >= least && p.start + p.pages <= mark;
+        let mut got = Vec::new();
+        let mut want = pages;
+        while let (true, Some(at)) = (want > 0, self.pieces.iter().position(below)) {
+            let size = self.pieces.get(at).map_or(0, |p| p.pages.min(want));
+            got.push(self.cut(at, size));
+            want -= size;
+        }
+        if want > 0 {
+            got.drain(..).for_each(|extent| self.give(extent));
+        }
+        got
+    }
+
     /// Free pages below the high-water mark.
     pub fn pages(&self) -> u64 {
         self.pieces.iter().map(|p| u64::from(p.pages)).sum()
@@ -216,6 +238,17 @@ mod tests {
         assert_eq!((free.pages(), free.pieces.len()), (40, 1));
         assert_eq!(free.trim(), 1);
         assert_eq!(free.pages(), 0);
+    }
+
+    #[test]
+    fn below_takes_the_lowest_or_nothing() {
+        let mut free =
+            FreeSpace::complement(0, 60, [extent(2, 8), extent(20, 10), extent(40, 10)].into_iter()).unwrap();
+        let before = free.clone();
+        assert_eq!(free.take_below(40, 21, 4), []);
+        assert_eq!(free, before);
+        assert_eq!(free.take_below(40, 15, 4), [extent(10, 10), extent(30, 5)]);
+        assert_eq!(free.pages(), before.pages() - 15);
     }
 
     #[test]

@@ -113,7 +113,7 @@ fn try_copy<T: Copy>(from: &[T]) -> std::result::Result<Vec<T>, TryReserveError>
 }
 
 impl RunDesc {
-    fn try_clone(&self) -> std::result::Result<RunDesc, TryReserveError> {
+    pub fn try_clone(&self) -> std::result::Result<RunDesc, TryReserveError> {
         let RunDesc { id, level, first_l0, last_l0, settled, .. } = *self;
         let (min_key, max_key) = (try_copy(&self.shape.min_key)?, try_copy(&self.shape.max_key)?);
         let shape = RunShape { min_key, max_key, ..self.shape };

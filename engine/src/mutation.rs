@@ -74,6 +74,8 @@ switches! {
         RowTakenForAlone,
         /// A barren stretch stays one though somebody writes there.
         BarrenNotStruckOff,
+        /// A standby goes on to believe in barren stretches when rows have come in runs.
+        BarrenNotForgotten,
         /// Who does not see all tombstones of a barren stretch jumps over it.
         BarrenToAll,
         /// Runs are scanned one after the other though they have keys in common.
@@ -98,6 +100,8 @@ switches! {
         ExtentsReusedPinned,
         /// Extents are used again though the current superversion names them.
         ExtentsReusedCurrent,
+        /// What a run has moved away from is used again though a pinned superversion knows it there.
+        MovedUnnamed,
         /// Readers of an older superversion take coarse index entries for exact ones.
         CoarseTakenForExact,
         /// Readers of an older superversion do not learn that a merge has taken entries out of the index.

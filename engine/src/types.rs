@@ -31,7 +31,8 @@ newtype!(
     PageNo(u32)
 );
 newtype!(
-    /// Unique number of an extent, stamped in each of its pages; never reused (a stale page is told from a live one).
+    /// Unique number of an extent, stamped in each of its pages; never reused (a stale page is told from a live one). The
+    /// pieces of an extent that was divided share it.
     ExtentSeq(u64)
 );
 newtype!(

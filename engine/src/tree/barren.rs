@@ -185,6 +185,13 @@ impl<L: RawLatch> Barren<L> {
         }
     }
 
+    /// Rows may have come that nobody has said of (a standby meets them in a run).
+    pub(super) fn forget(&self) {
+        let mut known = self.known.lock();
+        *known = Known::default();
+        self.any.store(0, SeqCst);
+    }
+
     #[cold]
     fn strike<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
         let mut known = self.known.lock();

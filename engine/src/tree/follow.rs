@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::extent::FreeSpace;
 use crate::host::Host;
 use crate::manifest::{LogExtent, Manifest};
+use crate::mutation::{on, Mutation::BarrenNotForgotten};
 use crate::page::PageBuf;
 use crate::row::decode_record;
 use crate::tree::ledger::{limbo_of_log, limbo_of_runs};
@@ -65,7 +66,9 @@ impl<H: Host> Tree<'_, H> {
         let mut ledger = self.shared.ledger.lock();
         let old = &ledger.manifest;
         let kept = |id| manifest.runs.iter().any(|run| run.id == id);
+        let more_is_in_runs = flushed > old.flushed;
         let mut waiting = limbo_of_runs(old, |id| !kept(id));
+        waiting.extend(limbo_of_moves(old, &manifest));
         waiting.extend(limbo_of_log(old, flushed));
         waiting.extend(limbo_of_values(old, &manifest));
         self.shared.install(|current| {
@@ -82,6 +85,9 @@ impl<H: Host> Tree<'_, H> {
             parts.indexed_from = L0Id(flushed.0 + 1);
             SuperVersion::new(current.number + 1, parts)
         })?;
+        if more_is_in_runs && !on(BarrenNotForgotten) {
+            self.shared.barren.forget();
+        }
         self.shared.next_row.fetch_max(manifest.next_row_id.0, Relaxed);
         scope::with(|| {
             ledger.manifest = manifest.clone();
@@ -212,6 +218,21 @@ impl<H: Host> Shared<H> {
         let retired = versions.retired.iter().filter(|v| v.is_pinned() && names(v)).map(|v| holder(v, false));
         now.into_iter().chain(retired).collect()
     }
+}
+
+/// What runs have moved away from.
+fn limbo_of_moves(old: &Manifest, new: &Manifest) -> Vec<Limbo> {
+    let mut waiting = Vec::new();
+    for run in &new.runs {
+        let Some(before) = old.runs.iter().find(|before| before.id == run.id) else { continue };
+        if before.extents == run.extents {
+            continue;
+        }
+        for extent in before.extents.iter().flat_map(|extent| without(*extent, &run.extents)) {
+            waiting.push(Limbo { extent, owner: Owner::Moved(run.id, extent.start) });
+        }
+    }
+    waiting
 }
 
 /// The pieces of an extent that are in none of the others.

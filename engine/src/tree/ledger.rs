@@ -38,6 +38,11 @@ impl<H: Host> Tree<'_, H> {
         taken.first().copied().ok_or_else(|| crate::error::Error::structure("no extent was taken"))
     }
 
+    /// Takes `pages` below the page `mark`; nothing, if there are too few.
+    pub(super) fn take_below(&self, mark: u32, pages: u32, least: u32) -> Result<Vec<Extent>> {
+        self.take_with(|free| Ok(free.take_below(mark, pages, least)))
+    }
+
     fn take_with(&self, take: impl FnOnce(&mut FreeSpace) -> Result<Vec<Extent>>) -> Result<Vec<Extent>> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());

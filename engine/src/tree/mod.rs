@@ -11,6 +11,7 @@
 //! | `stale` | values that a merge drops early, for the key index knows a newer version |
 //! | `sources`, `guide` | the two ways of a scan |
 //! | `barren` | where scans begin and nothing lives |
+//! | `sink` | pages at the end of the store move down, so that the end can be given back |
 //! | `ledger` | extents and flips: how the manifest changes |
 //! | `value_log`, `value_write`, `value_space` | large bodies: reading, writing, what becomes of their extents |
 //! | `load` | from pages to shared state |
@@ -40,6 +41,7 @@ mod read;
 mod retention;
 mod scan;
 mod shared;
+mod sink;
 mod sources;
 mod stale;
 mod value_log;

@@ -18,7 +18,7 @@ use crate::tree::latched::Latched;
 use crate::tree::live_options::LiveOptions;
 use crate::tree::value_space::ValueSpace;
 use crate::tree::version::{Current, Generation, Retired, SuperVersion};
-use crate::types::{Extent, ExtentSeq, L0Id, RowId, RunId, Writer};
+use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId, Writer};
 use loosekv_shm::scope;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
@@ -101,6 +101,8 @@ const MOST_HELD: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Run(RunId),
+    /// The run that had moved away from this page.
+    Moved(RunId, PageNo),
     Log(L0Id),
     /// A value extent: rows of generations up to this one may point into it, and runs that say so.
     Values(ExtentSeq, L0Id),

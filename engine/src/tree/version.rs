@@ -14,7 +14,7 @@ use crate::memtable::Memtable;
 use crate::mutation::{on, Mutation::*};
 use crate::run_map::RunMap;
 use crate::tree::shared::Owner;
-use crate::types::L0Id;
+use crate::types::{Extent, L0Id};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
@@ -101,6 +101,11 @@ impl SuperVersion {
     pub fn names(&self, owner: Owner) -> bool {
         match owner {
             Owner::Run(id) => self.runs.iter().any(|r| r.id == id),
+            Owner::Moved(..) if on(MovedUnnamed) => false,
+            Owner::Moved(id, page) => {
+                let there = |e: &Extent| e.start <= page && page < e.end();
+                self.runs.iter().any(|r| r.id == id && r.extents.iter().any(there))
+            }
             Owner::Log(generation) => self.memtables().any(|m| m.table.generation() == generation),
             Owner::Values(seq, upto) => {
                 self.runs.iter().any(|r| r.uses(seq)) || self.memtables().any(|m| m.table.generation() <= upto)

@@ -13,6 +13,7 @@ use crate::host::maintenance::Maintenance;
 use crate::host::registry::{self, FileKey, Table};
 use crate::host::{interrupt, progress, writers, PgHost};
 use crate::work::agenda::{Outcome, Task};
+use crate::work::need::WORTH_TRIMMING;
 use crate::work::{memory, need, pace};
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::key_index::SweepCursor;
@@ -146,6 +147,7 @@ fn log_once(table: FileKey, task: Task, message: String) {
             Task::Index => "rebuild the key index of",
             Task::Merge => "merge runs of",
             Task::Sweep => "sweep the key index of",
+            Task::Sink => "move the end of the file of",
             Task::Trim => "give back the free end of the file of",
         };
         log!("loosekv worker could not {what} the table in file {}, and will try again: {message}", table.file);
@@ -259,6 +261,10 @@ fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
         Task::Sweep => {
             report(&format!("sweeping the key index of {name}"));
             interrupt::held(|| sweep(&open.tree(locked.rel)))
+        }
+        Task::Sink => {
+            report(&format!("moving the end of {name} down"));
+            interrupt::held(|| open.sweeping_tree(locked.rel).sink_one(WORTH_TRIMMING))
         }
         Task::Trim => {
             report(&format!("giving back the free end of {name}"));

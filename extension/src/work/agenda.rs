@@ -18,6 +18,8 @@ pub enum Task {
     Merge,
     /// Entries of deleted keys leave the key index.
     Sweep,
+    /// Pages at the end of the file of an idle table move into the free space below.
+    Sink,
     /// The free end of the file of an idle table is given back.
     Trim,
 }

@@ -8,7 +8,7 @@ use loosekv_engine::types::Writer;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A free end of the file that is shorter than this, in pages, is left for the next run.
-const WORTH_TRIMMING: u32 = 1024;
+pub const WORTH_TRIMMING: u32 = 1024;
 
 /// A memtable smaller than this, in bytes of memory, may stay one for as long as it likes.
 const WORTH_SPILLING: usize = 256 << 10;
@@ -40,13 +40,16 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
     if indexed && purgeable {
         return Some(Task::Sweep);
     }
+    if idle && tree.can_sink(WORTH_TRIMMING) {
+        return Some(Task::Sink);
+    }
     (idle && has_tail(tree)).then_some(Task::Trim)
 }
 
 /// Whether a good part of the file, at its end, is free.
 fn has_tail(tree: &Shared<PgHost>) -> bool {
     let (tail, pages) = tree.tail();
-    tail >= WORTH_TRIMMING && tail >= pages / 8
+    tail >= WORTH_TRIMMING && tail >= pages / 16
 }
 
 /// Whether a table that was just loaded has something for the background to do.

@@ -7,7 +7,7 @@ use crate::host::Host;
 use crate::manifest::{BodyRef, Manifest};
 use crate::tree::load::{read_manifest, FIRST_PAGE};
 use crate::types::{Extent, ExtentSeq, PageNo};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// Attempts to read meta page and body between two flips; then flips wait.
 const ATTEMPTS: usize = 8;
@@ -78,9 +78,10 @@ impl<H: Host> Check<'_, '_, '_, H> {
         named.extend(manifest.body.iter().map(|e| (*e, "the manifest".to_owned())));
         let owned = named.len();
         named.extend(manifest.pending.iter().map(|e| (*e, "something under construction".to_owned())));
-        let mut seqs = BTreeSet::new();
+        // The pieces of a run that was moved have one number.
+        let mut owners = BTreeMap::new();
         for (extent, owner) in named.iter().take(owned) {
-            if extent.pages > 0 && !seqs.insert(extent.seq) {
+            if extent.pages > 0 && owners.insert(extent.seq, owner).is_some_and(|other| other != owner) {
                 self.report.add(PLACE, format!("extent number {} of {owner} is used twice", extent.seq));
             }
         }

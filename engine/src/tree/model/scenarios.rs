@@ -167,6 +167,35 @@ fn barren_stretches_are_jumped_over_by_who_sees_all_of_them() {
     barren_stretches_serve_who_sees_all_of_them();
 }
 
+/// A standby that was not looked at meanwhile meets rows in a run, and was never shown them one by one.
+pub(super) fn barren_stretches_end_where_rows_come_in_runs() {
+    let run = calm();
+    let standby = crate::tree::Tree::new(&run.follower, run.host.clone());
+    let first = |before| {
+        run.catch_up();
+        let snapshot = Snapshot { before, running: vec![], own: None };
+        let mut cursor = standby.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
+        let choose = |head: &Head, _: &crate::tree::Hint<'_>| snapshot.choose(&run.host.world.borrow(), head);
+        let found = cursor.next_in_place(&standby, snapshot.sees_below(), choose).unwrap();
+        found.then(|| cursor.row().key.to_vec())
+    };
+    let names: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
+    let _held = run.host.world.borrow_mut().hold(Snapshot { before: 2, running: vec![], own: None });
+    run.flush(1, &names.map(|name| (name, Some(name))));
+    run.flush(2, &[(b"a", None), (b"b", None), (b"c", None), (b"d", None)]);
+    for _ in 0..3 {
+        assert_eq!(first(3).as_deref(), Some(&b"e"[..]));
+    }
+    assert!(standby.shared().barren.begin(Bound::Unbounded, Writer(3), 0).1.is_some());
+    run.flush(3, &[(b"b", Some(b"b3"))]);
+    assert_eq!(first(4).as_deref(), Some(&b"b"[..]), "a row came back, in a run");
+}
+
+#[test]
+fn barren_stretches_end_on_a_standby_where_rows_come_in_runs() {
+    barren_stretches_end_where_rows_come_in_runs();
+}
+
 /// A run whose keys find no room in the index is left alone until there is more room than there was.
 #[test]
 fn a_run_that_does_not_fit_the_index_is_tried_once() {

@@ -51,6 +51,7 @@ pub(super) fn in_between(tree: &T<'_>, at: Pause) {
             5 => get(tree),
             6 => drop(tolerate(tree, "rotate", tree.rotate())),
             7 | 8 => drop(tolerate(tree, "flush", flush(tree))),
+            9 if world_below(tree, 3) == 0 => sink(tree),
             9 => merge(tree),
             10 => scan(tree),
             _ => rows(tree),
@@ -102,6 +103,16 @@ fn merge_some(tree: &T<'_>) {
         tree.do_job(&view, &crate::tree::pick::Job { runs: from..until, level })
     };
     maintain(tree, "merge of some", job);
+}
+
+/// Moves pages of a run down.
+pub(super) fn sink(tree: &T<'_>) {
+    maintain(tree, "sink", || tree.sink_one(1));
+}
+
+/// Gives the free end of the store back.
+pub(super) fn give_back(tree: &T<'_>) {
+    maintain(tree, "give back", || tree.give_back_tail());
 }
 
 pub(super) fn settle(tree: &T<'_>) {
