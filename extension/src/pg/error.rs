@@ -1,6 +1,7 @@
 //! Errors as PostgreSQL reports them.
 
 use super::bindings_am::raw;
+use super::sight;
 use crate::host::caught;
 use loosekv_engine::error::{Error, Result};
 use pgrx::pg_sys;
@@ -32,11 +33,11 @@ pub fn relation_name(rel: pg_sys::Relation) -> String {
 pub fn or_report<T>(rel: pg_sys::Relation, result: Result<T>) -> T {
     match result {
         Ok(value) => value,
-        Err(error) => report(&relation_name(rel), &caught::rethrow(error)),
+        Err(error) => report(rel, &caught::rethrow(error)),
     }
 }
 
-fn report(relation: &str, error: &Error) -> ! {
+fn report(rel: pg_sys::Relation, error: &Error) -> ! {
     let (code, hint) = match error {
         Error::Corrupt { .. } => (PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, None),
         Error::Format { .. } => (
@@ -54,7 +55,8 @@ fn report(relation: &str, error: &Error) -> ! {
         Error::Unavailable(_) => (PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, None),
         Error::Io { .. } => (PgSqlErrorCode::ERRCODE_IO_ERROR, None),
     };
-    raise(code, format!("table \"{relation}\": {error}"), hint)
+    let message = sight::of_message(rel, error.to_string());
+    raise(code, format!("table \"{}\": {message}", relation_name(rel)), hint)
 }
 
 /// A duplicate key, in memory of the current context, ready to be raised.
