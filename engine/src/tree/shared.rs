@@ -349,7 +349,7 @@ impl<H: Host> Shared<H> {
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
-        Error::MemoryFull { consumer, limit: self.options.memtable_bytes() }
+        Error::no_memory(consumer, self.options.memtable_bytes())
     }
 }
 
@@ -369,6 +369,6 @@ pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64, rows: u
 fn as_generation(bytes: u64, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
     scope::with(|| match make() {
         Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0) })),
-        None => Err(Error::MemoryFull { consumer: Consumer::Memtable, limit: bytes }),
+        None => Err(Error::no_memory(Consumer::Memtable, bytes)),
     })
 }

@@ -3,7 +3,7 @@
 use super::bindings_am::raw;
 use super::sight;
 use crate::host::caught;
-use loosekv_engine::error::{Error, Result};
+use loosekv_engine::error::{Consumer, Error, Result};
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
@@ -44,10 +44,15 @@ fn report(rel: pg_sys::Relation, error: &Error) -> ! {
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
             Some("The table was written by another version of the loosekv library."),
         ),
+        Error::MemoryFull { consumer: Consumer::Tables, .. } => (
+            PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+            Some("Use fewer tables or partitions in one statement, or raise loosekv.shared_memory and restart the server."),
+        ),
         Error::MemoryFull { .. } => (
             PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
             Some(
-                "Flush the table with loosekv.flush(), or give loosekv.shared_memory more room and restart the server.",
+                "Flush the table with loosekv.flush(), use fewer tables or partitions in one statement, or raise \
+                 loosekv.shared_memory and restart the server.",
             ),
         ),
         Error::NoSpace(_) => (PgSqlErrorCode::ERRCODE_DISK_FULL, None),
