@@ -40,7 +40,7 @@ CREATE FUNCTION loosekv.runs(relation regclass,
         OUT settled boolean, OUT compressed boolean, OUT min_key bytea, OUT max_key bytea)
     RETURNS SETOF record
     AS 'MODULE_PATHNAME', 'loosekv_runs_wrapper' LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE;
-COMMENT ON FUNCTION loosekv.runs(regclass) IS 'the runs of a loosekv table, newest first (for those who may read it, or all statistics)';
+COMMENT ON FUNCTION loosekv.runs(regclass) IS 'the runs of a loosekv table, newest first (for those who may read it, or all statistics; keys for those who may read the key columns of all rows)';
 
 CREATE FUNCTION loosekv.check(relation regclass, OUT place text, OUT finding text)
     RETURNS SETOF record

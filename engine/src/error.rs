@@ -12,7 +12,7 @@ pub enum Error {
     Corrupt { place: Place, what: String },
     /// The store was written by a format this build does not know.
     Format { found: u32, known: u32 },
-    /// A consumer of memory has used up its budget; nothing was changed.
+    /// A consumer of memory finds none, or has used up its part of it; nothing was changed. `limit`: of so many bytes.
     MemoryFull { consumer: Consumer, limit: u64 },
     /// The page store has no room for another extent (disk full, or block numbers used up).
     NoSpace(String),
@@ -46,10 +46,17 @@ pub enum Consumer {
     Memtable,
     KeyIndex,
     Versions,
-    Locks,
+    /// The state of another table.
+    Tables,
 }
 
 impl Error {
+    /// There is no memory for this. Where memory is the process's own: within `otherwise` bytes.
+    pub fn no_memory(consumer: Consumer, otherwise: u64) -> Error {
+        let shared = loosekv_shm::heap::stats().size as u64;
+        Error::MemoryFull { consumer, limit: if shared > 0 { shared } else { otherwise } }
+    }
+
     /// A corruption found in a page.
     pub fn page(page: PageNo, offset: usize, what: impl Into<String>) -> Error {
         let place = Place::Page { page, offset: u16::try_from(offset).unwrap_or(u16::MAX), expected: None };
@@ -72,9 +79,10 @@ impl fmt::Display for Error {
             Error::Format { found, known } => {
                 write!(f, "format version {found} is not known here (known: up to {known})")
             }
-            Error::MemoryFull { consumer, limit } => {
-                write!(f, "the {consumer} budget of {limit} bytes is used up")
+            Error::MemoryFull { consumer: Consumer::KeyIndex, limit } => {
+                write!(f, "the key index has used up its {limit} bytes of memory")
             }
+            Error::MemoryFull { consumer, limit } => write!(f, "{limit} bytes of memory have no room for {consumer}"),
             Error::NoSpace(what) => write!(f, "no space: {what}"),
             Error::Invalid(what) => write!(f, "invalid: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
@@ -99,10 +107,10 @@ impl fmt::Display for Place {
 impl fmt::Display for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Consumer::Memtable => "memtable",
-            Consumer::KeyIndex => "key index",
-            Consumer::Versions => "version",
-            Consumer::Locks => "row lock",
+            Consumer::Memtable => "another memtable",
+            Consumer::KeyIndex => "the key index",
+            Consumer::Versions => "another list of runs",
+            Consumer::Tables => "another table in use",
         })
     }
 }

@@ -17,6 +17,7 @@ pub mod host;
 #[path = "../shm/src/interleave.rs"]
 mod interleave;
 pub mod key_index;
+pub mod key_text;
 pub mod manifest;
 pub mod memtable;
 pub(crate) mod mutation;

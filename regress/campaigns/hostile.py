@@ -83,6 +83,26 @@ def read_all(server, commands, name, told):
         told["errors"] += 1
 
 
+def swapped_pages(server, path, whole):
+    """Data pages of runs in another order: a check tells the owner which keys stand wrong, and nobody else."""
+    data, at, swapped = bytearray(whole), PAGE, 0
+    while at + 2 * PAGE <= len(data):
+        one, other = data[at:at + PAGE], data[at + PAGE:at + 2 * PAGE]
+        # Kind of page, and number of its extent.
+        if one[24] == 4 and (one[24], one[32:40]) == (other[24], other[32:40]):
+            data[at:at + 2 * PAGE], swapped, at = other + one, swapped + 1, at + PAGE
+        at += PAGE
+    with open(path, "wb") as file:
+        file.write(data)
+    server.start()
+    check = "SELECT finding FROM loosekv.check('t')"
+    here, there = server.sql(check), server.sql("SET SESSION AUTHORIZATION monitor", check)
+    server.stop("immediate")
+    lib.shell("as_postgres", "pg_resetwal", "-f", server.data)
+    if here.count("\\x") == 0 or "\\x" in there or there.count("(hidden)") != here.count("\\x"):
+        raise lib.Failure(f"{swapped} pages swapped, and the check tells its owner: {here[:2000]}\nand a monitor: {there[:2000]}")
+
+
 def flipped_bytes(server, rng, rounds):
     server.sql("CREATE TABLE t (k int PRIMARY KEY, s int, v text) USING loosekv", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL", "CREATE INDEX t_s ON t (s)",
                "INSERT INTO t SELECT i, i % 50, repeat(md5(i::text), i % 9) FROM generate_series(1, 4000) i", "SELECT loosekv.flush('t')",
@@ -111,6 +131,7 @@ def flipped_bytes(server, rng, rounds):
         os.truncate(server.log, 0)
         # Recovery is not to bring back pages of the round before.
         lib.shell("as_postgres", "pg_resetwal", "-f", server.data)
+    swapped_pages(server, path, whole)
     with open(path, "wb") as file:
         file.write(whole)
     server.start()
@@ -166,6 +187,19 @@ def rights(server):
         raise lib.Failure("a stranger sees statistics of the table")
     if server.sql("SET SESSION AUTHORIZATION watcher", "SELECT count(*) FROM loosekv.stats WHERE tablename = 'secret'") != "1":
         raise lib.Failure("pg_read_all_stats does not see the table's statistics")
+    # Keys are data.
+    all_keys, no_keys = "t|t|f", "t|f|t"
+    keys = "SELECT count(*) > 0, count(*) = count(min_key) + count(max_key) - count(*), count(min_key) + count(max_key) = 0 FROM loosekv.runs('secret')"
+    server.sql("CREATE ROLE by_column", "CREATE ROLE beside", "CREATE ROLE monitor IN ROLE pg_monitor", "GRANT SELECT (k) ON secret TO by_column", "GRANT SELECT (v) ON secret TO beside",
+               "GRANT pg_read_all_stats TO by_column, beside")
+    for role, seen in (("owner_role", all_keys), ("reader", no_keys), ("watcher", no_keys), ("by_column", no_keys)):
+        if server.sql(f"SET SESSION AUTHORIZATION {role}", keys) != seen:
+            raise lib.Failure(f"keys that {role} sees under row level security: not {seen}")
+    server.sql("ALTER TABLE secret DISABLE ROW LEVEL SECURITY")
+    for role, seen in (("owner_role", all_keys), ("reader", all_keys), ("watcher", no_keys), ("by_column", all_keys), ("beside", no_keys)):
+        if server.sql(f"SET SESSION AUTHORIZATION {role}", keys) != seen:
+            raise lib.Failure(f"keys that {role} sees: not {seen}")
+    server.sql("ALTER TABLE secret ENABLE ROW LEVEL SECURITY")
     mine = ("SELECT count(*) FROM secret", "SELECT count(*) FROM secret WHERE k BETWEEN 1 AND 1000", "SELECT count(*) FROM secret WHERE who IN ('owner_role', 'reader')",
             "SELECT count(*) FROM secret TABLESAMPLE SYSTEM (100)")
     for command in mine:

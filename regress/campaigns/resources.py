@@ -181,6 +181,29 @@ def many_tables(server, count):
     memory_came_back(server)
 
 
+def partitions(server, count):
+    """More partitions in one statement than there is memory for: those that fit all work, else an ERROR says what to raise."""
+    for number in (1200, count):
+        server.sql("CREATE TABLE p (k int PRIMARY KEY, v text) PARTITION BY HASH (k)",
+                   *[f"DO $$ BEGIN FOR i IN {first}..{min(first + 199, number - 1)} LOOP EXECUTE format('CREATE TABLE p%s PARTITION OF p "
+                     f"FOR VALUES WITH (MODULUS {number}, REMAINDER %s) USING loosekv', i, i); END LOOP; END $$" for first in range(0, number, 200)])
+        fits = number == 1200
+        codes = () if fits else (FULL,)
+        inserted = attempt(server, "INSERT INTO p SELECT i, 'v' FROM generate_series(1, 20000) i", codes=codes)
+        if fits:
+            taken = int(server.sql("SELECT sum(bytes) FROM loosekv.memory WHERE part IN ('memtables', 'small objects')")) // number
+        read = attempt(server, "SELECT 1 / (count(*) = 20000)::int FROM p", codes=codes) if inserted else False
+        if not fits and read:
+            raise lib.Failure(f"{number} partitions are read at once: nothing was tested")
+        if inserted and server.sql("SELECT count(*) FROM p WHERE k IN (1, 7, 20000)") != "3":
+            raise lib.Failure(f"rows are missing in {number} partitions")
+        for first in range(0, number, 200):
+            server.sql(f"DROP TABLE {', '.join(f'p{i}' for i in range(first, min(first + 200, number)))}")
+        server.sql("DROP TABLE p")
+    memory_came_back(server)
+    return taken
+
+
 class SmallDisk:
     """A file system of a few megabytes, which can be filled and emptied."""
 
@@ -310,13 +333,14 @@ def main(directory, servers):
     alone.kill_all()
     beyond = beyond_memory(directory, servers)
     servers[-1].kill_all()
-    server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25")
+    server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25", "max_locks_per_transaction = 400")
     row_locks(server)
     refused = connections(server)
     workers(server)
     many_tables(server, tables)
+    taken = partitions(server, 2500)
     full_disk = disk_full(directory, server, rng, 3 if lib.SHORT else 20)
-    return (f"memory full {full} times, {unindexed} runs beyond the index's memory, {beyond} rows with 16 MB, {refused} connections refused, {tables} tables; "
+    return (f"memory full {full} times, {unindexed} runs beyond the index's memory, {beyond} rows with 16 MB, {refused} connections refused, {tables} tables, {taken // 1024} kB for each partition in use; "
             f"disk full at {full_disk}; no difference")
 
 

@@ -107,6 +107,51 @@ def old_snapshots(primary, standby):
             raise lib.Failure(f"an older snapshot of the {'primary' if standby is primary else 'standby'}, after {change}: {wrong} {error}")
 
 
+def old_cursor(primary, standby):
+    """With feedback, a transaction of the standby is not cancelled however much is rewritten beside it."""
+    rows = "SELECT i, repeat(md5((i * {0})::text), 6) FROM generate_series(1, 20000) i"
+    standby.sql("ALTER SYSTEM SET hot_standby_feedback = on", "ALTER SYSTEM SET max_standby_streaming_delay = '500ms'", "SELECT pg_reload_conf()")
+    primary.sql("CREATE TABLE l9 (k int PRIMARY KEY, v text) USING loosekv", f"INSERT INTO l9 {rows.format(1)}", "SELECT loosekv.flush('l9')")
+    wait_for_replay(primary, standby)
+    session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    session.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ;\nDECLARE c CURSOR FOR SELECT md5(k || v) FROM l9;\nFETCH 1 FROM c;\n"
+                        "SELECT sum(length(v)), md5(string_agg(v, ',' ORDER BY k)) FROM l9;\n\\echo ready\n")
+    session.stdin.flush()
+    before = []
+    while (line := session.stdout.readline()) and line.strip() != "ready":
+        before.append(line.strip())
+    deadline = time.monotonic() + 30
+    while primary.sql("SELECT count(*) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL") == "0":
+        if time.monotonic() > deadline:
+            raise lib.Failure("the standby reports no snapshot")
+        time.sleep(0.1)
+    waiting = 0
+    for number in range(2, 5):
+        primary.sql("UPDATE l9 SET v = v || 'u'", "DELETE FROM l9 WHERE k % 7 = 0", f"INSERT INTO l9 {rows.format(number)} ON CONFLICT DO NOTHING", "VACUUM l9",
+                    "SELECT loosekv.flush('l9')", "SELECT loosekv.compact('l9')")
+        wait_for_replay(primary, standby)
+        waiting = max(waiting, int(primary.sql("SELECT waiting_bytes * 2 - file_bytes FROM loosekv.stats WHERE tablename = 'l9'")))
+        time.sleep(0.8)
+    if waiting <= 0:
+        raise lib.Failure("less than half of the file waits for the standby: too little was tested")
+    output, error = session.communicate("FETCH ALL FROM c;\nSELECT sum(length(v)), md5(string_agg(v, ',' ORDER BY k)) FROM l9;\nCOMMIT;\n", timeout=120)
+    after = output.split()
+    if session.returncode != 0 or before[1:] != after[-1:] or len(after) != 20000:
+        raise lib.Failure(f"a transaction of the standby, with feedback: {len(after)} rows, {before[1:]}, then {after[-1:]}. {error}")
+    # Once it has ended, what waited for it is used again.
+    deadline = time.monotonic() + 60
+    while True:
+        primary.sql("UPDATE l9 SET v = v || 'w' WHERE k < 2000", "SELECT loosekv.compact('l9')")
+        if primary.sql("SELECT waiting_bytes * 4 < file_bytes FROM loosekv.stats WHERE tablename = 'l9'") == "t":
+            break
+        if time.monotonic() > deadline:
+            raise lib.Failure("what waited for the standby still does: " + primary.sql("SELECT waiting_bytes, file_bytes FROM loosekv.stats WHERE tablename = 'l9'"))
+        time.sleep(0.2)
+    primary.sql("DROP TABLE l9")
+    standby.sql("ALTER SYSTEM RESET hot_standby_feedback", "ALTER SYSTEM RESET max_standby_streaming_delay", "SELECT pg_reload_conf()")
+
+
 def dump(server):
     for _ in range(20):
         done = subprocess.run(["pg_dump", "--no-sync", "-t", "l1", "-t", "l2"], env=server.environment(), text=True,
@@ -152,6 +197,7 @@ def main(directory, servers):
     load.stop()
     old_snapshots(primary, primary)
     old_snapshots(primary, standby)
+    old_cursor(primary, standby)
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
     readers = [Reader(standby, f"{seed}-{i}", slow) for i, slow in enumerate((False, False, True))]
     for reader in readers:

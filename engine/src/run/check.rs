@@ -15,6 +15,7 @@ use super::reader::image;
 use super::{PageSource, Run, Scratch};
 use crate::error::{Error, Result};
 use crate::filter::key_hash;
+use crate::key_text::hex;
 use crate::page::PageKind;
 use crate::types::{L0Id, RowId, RowRef, Writer};
 use std::collections::VecDeque;
@@ -443,14 +444,4 @@ impl KeyPages {
         }
         Ok(self.keys.pop_front())
     }
-}
-
-/// A key as findings show it.
-pub fn hex(key: &[u8]) -> String {
-    const SHOWN: usize = 32;
-    let mut text: String = key.iter().take(SHOWN).map(|byte| format!("{byte:02x}")).collect();
-    if key.len() > SHOWN {
-        text += "...";
-    }
-    format!("\\x{text}")
 }

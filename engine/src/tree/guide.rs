@@ -14,6 +14,7 @@
 use crate::error::{Error, Result};
 use crate::host::{Host, Saw};
 use crate::key_index::KeyChunk;
+use crate::key_text::hex;
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{Run, RunCursor};
 use crate::tree::read::Pages;
@@ -183,7 +184,7 @@ impl<H: Host> Guide<H> {
             if !tree.shared.is_exact(view) {
                 return Ok(false);
             }
-            return Err(Error::structure(format!("run {} lacks key {key:02x?} that guides a scan to it", desc.id)));
+            return Err(Error::structure(format!("run {} lacks key {} that guides a scan to it", desc.id, hex(key))));
         }
         let hint = Hint::of_run(desc);
         loop {

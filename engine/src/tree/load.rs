@@ -4,7 +4,7 @@
 //! will be flushed in the ordinary way. The key index begins empty ([`Tree::rebuild_index`] fills it); reads are right
 //! meanwhile. Keeps I13, I17, I19.
 
-use crate::error::{Error, Result};
+use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Flip, Host};
 use crate::manifest::{BodyRef, Manifest};
@@ -16,7 +16,7 @@ use crate::tree::shared::{new_generation, Shared};
 use crate::tree::version::{Edit, Generation, SuperVersion};
 use crate::tree::Tree;
 use crate::types::{L0Id, PageNo, RowId, Writer};
-use loosekv_shm::scope;
+use loosekv_shm::{heap, scope};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl<H: Host> Tree<'_, H> {
         let active = L0Id(manifest.next_generation.0.max(last.0 + 1));
         let active = new_active(active, next_row, replayed.last_writer)?;
         loosekv_shm::reserve(&[std::mem::size_of::<Shared<H>>()])
-            .map_err(|_| Error::MemoryFull { consumer: crate::error::Consumer::Versions, limit: 0 })?;
+            .map_err(|_| Error::no_memory(Consumer::Versions, 0))?;
         let last_writer = replayed.last_writer;
         scope::with(|| {
             let frozen = replayed.tables.into_values().rev().collect::<Vec<_>>();
@@ -114,7 +114,7 @@ pub(super) fn memtable_of_log(
     options: &TreeOptions,
 ) -> Result<Arc<Generation>> {
     // What was logged fitted a memtable of its time and place; give it room even if memtables are smaller here and now.
-    let bytes = options.memtable_bytes.saturating_mul(4).max(256 << 20);
+    let bytes = options.memtable_bytes.saturating_mul(4).max(256 << 20).max(heap::stats().size as u64);
     new_generation(generation, RowId(row.0.saturating_sub(DISORDER)), writer, bytes, 0)
 }
 
@@ -153,8 +153,7 @@ impl Replayed {
                 }
                 return Err(Error::structure("the row log changed while it was replayed"));
             };
-            let full =
-                || Error::MemoryFull { consumer: crate::error::Consumer::Memtable, limit: options.memtable_bytes };
+            let full = || Error::no_memory(Consumer::Memtable, options.memtable_bytes);
             let room = table.table.room(row.key.len(), &row.head).ok_or_else(full)?;
             let splice = table.table.probe_for(row.key, &room);
             table.table.link(&splice, room, row.key, &row.head, addr);

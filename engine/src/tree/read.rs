@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::filter::key_hash;
 use crate::host::{Host, Saw};
 use crate::key_index::IndexEntry;
+use crate::key_text::hex;
 use crate::manifest::RunDesc;
 use crate::memtable::NodeRef;
 use crate::mutation::{on, Mutation::*, Pause};
@@ -248,5 +249,5 @@ fn log_moved(id: L0Id, node: &NodeRef<'_>) -> Error {
 
 #[cold]
 fn guided_miss(key: &[u8], desc: &RunDesc) -> Error {
-    Error::structure(format!("run {} does not hold key {key:02x?} that the key index finds there", desc.id))
+    Error::structure(format!("run {} does not hold key {} that the key index finds there", desc.id, hex(key)))
 }

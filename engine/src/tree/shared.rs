@@ -95,9 +95,6 @@ pub struct Held {
     pub since: Writer,
 }
 
-/// Of the store, this part at the most waits for readers elsewhere: one of them must not make it grow for good.
-const MOST_HELD: u32 = 2;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Run(RunId),
@@ -244,19 +241,16 @@ impl<H: Host> Shared<H> {
     }
 
     /// Frees the superversions that nobody has pinned, and moves what only they named from limbo to the free space: now, or
-    /// when the readers elsewhere, too, are those of a later manifest.
+    /// when the readers elsewhere, too, are those of a later manifest. However much that is: as with heap, whoever reads for long
+    /// makes the store grow.
     pub fn reap(&self, ledger: &mut Ledger, lagging: Option<Lagging>) {
         let mut unnamed = self.unnamed(ledger);
-        let most = ledger.free.high() / MOST_HELD;
         let lagging = lagging.filter(|_| scope::with(|| ledger.held.try_reserve(unnamed.len())).is_ok());
         match lagging {
             Some(lagging) => {
                 ledger.held.extend(unnamed.drain(..).map(|extent| Held { extent, since: lagging.next }));
-                ledger.held.sort_unstable_by_key(|held| std::cmp::Reverse(held.since));
-                let mut pages = 0;
                 ledger.held.retain(|held| {
-                    pages += held.extent.pages;
-                    let keep = held.since >= lagging.oldest && pages <= most;
+                    let keep = held.since >= lagging.oldest;
                     if !keep {
                         unnamed.push(held.extent);
                     }
@@ -357,7 +351,7 @@ impl<H: Host> Shared<H> {
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
-        Error::MemoryFull { consumer, limit: self.options.memtable_bytes() }
+        Error::no_memory(consumer, self.options.memtable_bytes())
     }
 }
 
@@ -377,6 +371,6 @@ pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64, rows: u
 fn as_generation(bytes: u64, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
     scope::with(|| match make() {
         Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0) })),
-        None => Err(Error::MemoryFull { consumer: Consumer::Memtable, limit: bytes }),
+        None => Err(Error::no_memory(Consumer::Memtable, bytes)),
     })
 }

@@ -69,9 +69,9 @@ fn fixed_size() -> usize {
         + align_up(Whereabouts::wanted() * size_of::<AtomicI32>())
 }
 
-/// Tables that may be in memory at one time: one for every 64 kB, for a table in use needs more.
+/// Tables that may be in memory at one time: one for every 32 kB, for that is what the least memtable takes.
 fn table_slots() -> usize {
-    (settings::shared_memory_bytes() >> 16).clamp(256, 65_536)
+    (settings::shared_memory_bytes() >> 15).clamp(512, 65_536)
 }
 
 fn backends() -> usize {

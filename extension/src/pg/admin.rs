@@ -3,7 +3,7 @@
 //! The install script gives them their SQL names. Changing a table's files is its owner's affair; looking at it takes the
 //! right to read it, or to read statistics.
 
-use super::{catalog, error, startup, table_vacuum};
+use super::{catalog, error, sight, startup, table_vacuum};
 use crate::host::PgHost;
 use crate::table::Open;
 use loosekv_engine::manifest::RunDesc;
@@ -100,9 +100,9 @@ fn loosekv_compact(table: Oid) {
     });
 }
 
-type RunRow = (i64, i32, i64, i64, i64, i64, i64, i64, i64, bool, bool, Vec<u8>, Vec<u8>);
+type RunRow = (i64, i32, i64, i64, i64, i64, i64, i64, i64, bool, bool, Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// The runs of a table, newest first.
+/// The runs of a table, newest first. Keys are for those who may read them.
 #[pg_extern(volatile, parallel_unsafe)]
 #[allow(clippy::type_complexity)]
 fn loosekv_runs(
@@ -121,11 +121,12 @@ fn loosekv_runs(
         name!(pages, i64),
         name!(settled, bool),
         name!(compressed, bool),
-        name!(min_key, Vec<u8>),
-        name!(max_key, Vec<u8>),
+        name!(min_key, Option<Vec<u8>>),
+        name!(max_key, Option<Vec<u8>>),
     ),
 > {
     let rows: Vec<RunRow> = with_table(table, pg_sys::AccessShareLock, may_look, |open| {
+        let shown = sight::may_see_keys(open.rel);
         let describe = |run: &RunDesc| {
             let shape = &run.shape;
             (
@@ -140,8 +141,8 @@ fn loosekv_runs(
                 run.extents.iter().map(|extent| i64::from(extent.pages)).sum(),
                 run.settled,
                 shape.compressed,
-                shape.min_key.clone(),
-                shape.max_key.clone(),
+                shown.then(|| shape.min_key.clone()),
+                shown.then(|| shape.max_key.clone()),
             )
         };
         table_vacuum::runs(open).iter().rev().map(describe).collect()

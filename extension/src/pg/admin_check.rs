@@ -1,6 +1,7 @@
 //! `loosekv.check`, and `loosekv.progress` for whoever waits for it or for the worker.
 
 use super::admin::{may_check, may_look, with_table};
+use super::sight;
 use crate::host::maintenance::Maintenance;
 use crate::host::{global, interrupt, progress};
 use crate::table::Open;
@@ -47,6 +48,9 @@ fn check(open: &Open) -> Vec<Finding> {
     let mut findings = open.ok(open.sweeping_tree().check(&mut Beside { open, phase: None, follower }));
     progress::ended();
     findings.extend(unfrozen(open));
+    for finding in &mut findings {
+        finding.what = sight::of_message(open.rel, std::mem::take(&mut finding.what));
+    }
     findings
 }
 

@@ -22,7 +22,8 @@ fn loosekv_memory_parts(
     let small = heap.carved.saturating_sub(heap.central + heap.mine) + heap.scraps;
     let mut parts = Vec::new();
     if let Some(global) = global::get() {
-        let memtables = global.budgets.memtables.limit.load(Relaxed);
+        // They may have what nobody else has; beyond their share the worker flushes them early.
+        let memtables = (heap.blocks + heap.free.saturating_sub(heap.emergency)) as u64;
         parts.push(budget("key index", &global.budgets.key_index));
         parts.push(part("memtables", heap.blocks, Some(memtables)));
         parts.push(part("small objects", small, Some(crate::settings::budgets().growth)));

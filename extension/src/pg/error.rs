@@ -1,8 +1,9 @@
 //! Errors as PostgreSQL reports them.
 
 use super::bindings_am::raw;
+use super::sight;
 use crate::host::caught;
-use loosekv_engine::error::{Error, Result};
+use loosekv_engine::error::{Consumer, Error, Result};
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
@@ -32,21 +33,26 @@ pub fn relation_name(rel: pg_sys::Relation) -> String {
 pub fn or_report<T>(rel: pg_sys::Relation, result: Result<T>) -> T {
     match result {
         Ok(value) => value,
-        Err(error) => report(&relation_name(rel), &caught::rethrow(error)),
+        Err(error) => report(rel, &caught::rethrow(error)),
     }
 }
 
-fn report(relation: &str, error: &Error) -> ! {
+fn report(rel: pg_sys::Relation, error: &Error) -> ! {
     let (code, hint) = match error {
         Error::Corrupt { .. } => (PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, None),
         Error::Format { .. } => (
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
             Some("The table was written by another version of the loosekv library."),
         ),
+        Error::MemoryFull { consumer: Consumer::Tables, .. } => (
+            PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+            Some("Use fewer tables or partitions in one statement, or raise loosekv.shared_memory and restart the server."),
+        ),
         Error::MemoryFull { .. } => (
             PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
             Some(
-                "Flush the table with loosekv.flush(), or give loosekv.shared_memory more room and restart the server.",
+                "Flush the table with loosekv.flush(), use fewer tables or partitions in one statement, or raise \
+                 loosekv.shared_memory and restart the server.",
             ),
         ),
         Error::NoSpace(_) => (PgSqlErrorCode::ERRCODE_DISK_FULL, None),
@@ -54,7 +60,8 @@ fn report(relation: &str, error: &Error) -> ! {
         Error::Unavailable(_) => (PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, None),
         Error::Io { .. } => (PgSqlErrorCode::ERRCODE_IO_ERROR, None),
     };
-    raise(code, format!("table \"{relation}\": {error}"), hint)
+    let message = sight::of_message(rel, error.to_string());
+    raise(code, format!("table \"{}\": {message}", relation_name(rel)), hint)
 }
 
 /// A duplicate key, in memory of the current context, ready to be raised.

@@ -17,6 +17,7 @@ pub mod owned;
 pub mod relam_mask;
 pub mod rmgr;
 pub mod row_locks;
+pub mod sight;
 pub mod slot;
 pub mod slots;
 pub mod ssi;

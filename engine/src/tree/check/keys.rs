@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::filter::key_hash;
 use crate::host::Host;
 use crate::key_index::{IndexEntry, KeyChunk};
-use crate::run::check::hex;
+use crate::key_text::hex;
 use crate::run::{Run, Scratch};
 use crate::tree::read::Pages;
 use crate::tree::sources::Sources;

@@ -3,10 +3,10 @@
 use super::{check_value, Check, Phase};
 use crate::error::{Error, Result};
 use crate::host::Host;
+use crate::key_text::hex;
 use crate::manifest::Manifest;
 use crate::memtable::NodeRef;
 use crate::row::decode_record;
-use crate::run::check::hex;
 use crate::tree::version::Generation;
 use crate::types::{Flags, Head, PageNo};
 use loosekv_shm::RawLatch;

@@ -18,10 +18,11 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::host::{Horizon, Host};
+use crate::key_text::hex;
 use crate::manifest::{Manifest, RunDesc};
 use crate::page::{PageKind, CAPACITY, CONTENT};
 use crate::row::ValuePointer;
-use crate::run::check::{check_run, hex, Inspector};
+use crate::run::check::{check_run, Inspector};
 use crate::run::{PageSource, Run};
 use crate::tree::version::{Pinned, SuperVersion};
 use crate::tree::Tree;

@@ -24,7 +24,7 @@ use crate::host::standby;
 use crate::host::{global, interrupt, writers, PgHost};
 use crate::pg::{exit, startup, table_options};
 use crate::work::{ask, memory, need};
-use loosekv_engine::error::{Error, Result};
+use loosekv_engine::error::{Consumer, Error, Result};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
 use loosekv_engine::tree::{Shared, Tree};
@@ -45,6 +45,9 @@ const LOAD_ATTEMPTS: u32 = 8;
 /// evicted now.
 const MEMORY_ATTEMPTS: u32 = 100;
 const NAP: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// Rounds of collecting that free what was just retired, if nobody is pinned.
+const COLLECT_ROUNDS: u32 = 3;
 
 /// All slots, a hash table over them, and the list of free ones.
 pub struct Registry {
@@ -205,6 +208,9 @@ impl Registry {
             if let Some(global) = global::get() {
                 tree.index.uncount(&global.budgets.key_index);
             }
+            drop(tree);
+            // What it has retired is freed with it, not when somebody next retires something.
+            loosekv_shm::epoch::collect(COLLECT_ROUNDS);
         }
     }
 
@@ -340,10 +346,14 @@ fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
     let mut attempts = 0;
     loop {
         let Some(slot) = registry.enter(&key) else {
-            if make_room()? {
-                continue;
+            if !make_room()? {
+                if attempts == MEMORY_ATTEMPTS {
+                    return Err(Error::no_memory(Consumer::Tables, 0));
+                }
+                interrupt::nap(NAP);
+                attempts += 1;
             }
-            return Err(Error::Unavailable("all table slots of shared memory are in use".into()));
+            continue;
         };
         hold(slot);
         let entered = InUse(slot);
@@ -522,7 +532,7 @@ pub fn make_rooms(count: u32) -> Result<bool> {
         any = true;
     }
     // What was given up, now or earlier, is to be found by the next who allocates.
-    loosekv_shm::epoch::collect(3);
+    loosekv_shm::epoch::collect(COLLECT_ROUNDS);
     Ok(any)
 }
 
