@@ -8,6 +8,8 @@ asynchronous commits are.
 """
 import os
 import random
+import signal
+import subprocess
 import sys
 import time
 
@@ -30,6 +32,22 @@ def kill(server, rng, kind):
         server.kill_all()
         return "postmaster"
     return "backend" if title == "[local]" else kind
+
+
+def crash_noticed(server):
+    """A backend that crashes by itself is found in the server's log: else sessions that lose their server would say nothing."""
+    server.stood()
+    sleeper = subprocess.Popen(["psql", "-X", "-q", "-c", "SELECT pg_sleep(60)"], env=server.environment(), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    find = "SELECT pid FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)'"
+    while not (victim := server.sql(find)):
+        time.sleep(0.05)
+    os.kill(int(victim), signal.SIGSEGV)
+    sleeper.wait(60)
+    server.wait_ready()
+    if not server.fallen():
+        raise lib.Failure(f"a backend crashed, and nobody notices: {server.log_tail()}")
+    server.may_fall = True
 
 
 def main(directory, servers):
@@ -70,6 +88,7 @@ def main(directory, servers):
         load.forget_complaints()
         if not lib.SHORT:
             print(f"  round {number}: {what}, {transactions} transactions", flush=True)
+    crash_noticed(server)
     rows = server.sql("SELECT (SELECT count(*) FROM l1) + (SELECT count(*) FROM l2) + (SELECT count(*) FROM l3)")
     kills = ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
     return f"{rounds} rounds, {sum(done.values())} kills ({kills}), {transactions} transactions, {rows} rows, no difference"

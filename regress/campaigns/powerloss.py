@@ -112,7 +112,7 @@ class Ledger(threading.Thread):
 
 
 SCHEMA = "".join(f"CREATE TABLE {name}5 (n bigint, s int, PRIMARY KEY (n, s)) USING {am};" for name, am in (("h", "heap"), ("l", "loosekv")))
-QUIET = ("fsync = on", "full_page_writes = on", "max_wal_size = '64MB'", "wal_init_zero = off", "log_min_messages = fatal")
+QUIET = ("fsync = on", "full_page_writes = on", "max_wal_size = '64MB'", "wal_init_zero = off")
 MINIMAL = ("wal_level = minimal", "max_wal_senders = 0", "wal_skip_threshold = 0")
 
 
@@ -178,6 +178,7 @@ class Campaign:
 
     def drop(self, server):
         server.kill_all()
+        server.stood()
         shutil.rmtree(server.directory, ignore_errors=True)
 
     def honest(self, rounds, *settings, ddl=False):
@@ -194,6 +195,7 @@ class Campaign:
             if number >= rounds and found:
                 break
             server = self.server(*settings, deaf=deaf)
+            server.may_fall = True
             found += not self.round(server, f"bite {number}", "all", check=False)
             self.drop(server)
         if not found:

@@ -81,7 +81,7 @@ def main(directory, servers):
     print(f"recovery: seed {seed}", flush=True)
     server = lib.Server(os.path.join(directory, "cluster"), lib.BASE_PORT + 5)
     servers.append(server)
-    server.create("max_wal_size = '256MB'", "checkpoint_timeout = '1h'", "log_min_messages = fatal")
+    server.create("max_wal_size = '256MB'", "checkpoint_timeout = '1h'")
     server.sql(lib.twin_schema())
     writers = [lib.Writer(i) for i in range(2)]
     in_recovery = at_first_use = changed = transactions = 0
