@@ -604,7 +604,8 @@ def run(name, campaign):
     except (Failure, subprocess.TimeoutExpired) as failure:
         for server in servers:
             server.kill_all()
-            print("\n".join(server.fallen()[:5]), flush=True)
+            for line in server.fallen()[:5]:
+                print(line, flush=True)
         print(f"{name}: FAILED after {time.monotonic() - begun:.0f} s: {failure}\nkept in {directory}", flush=True)
         sys.exit(1)
     except BaseException:
