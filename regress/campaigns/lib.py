@@ -121,6 +121,11 @@ class Server:
         with open(os.path.join(self.data, "postgresql.conf"), "a") as conf:
             conf.writelines(line + "\n" for line in settings)
 
+    def reload(self, *settings):
+        """Settings that need no restart; new sessions have them."""
+        self.configure(*settings)
+        self.sql("SELECT pg_reload_conf()")
+
     # Processes.
 
     def processes(self):
