@@ -34,6 +34,10 @@ def kill(server, rng, kind):
     return "backend" if title == "[local]" else kind
 
 
+def often_checkpoints(rng):
+    return f"CHECKPOINT; SELECT pg_sleep({rng.choice((0, 0.05, 0.5))});\n"
+
+
 def crash_noticed(server):
     """A backend that crashes by itself is found in the server's log: else sessions that lose their server would say nothing."""
     server.stood()
@@ -58,12 +62,15 @@ def main(directory, servers):
     server = lib.Server(os.path.join(directory, "cluster"), lib.BASE_PORT)
     servers.append(server)
     by_index = sys.argv[3:] == ["index"] or (lib.SHORT and rng.random() < 0.5)
-    server.create("max_wal_size = '64MB'", *(["shared_buffers = '2MB'", "wal_writer_delay = '10s'"] if by_index else []))
+    server.create("checkpoint_timeout = '1h'", *(["shared_buffers = '2MB'", "wal_writer_delay = '10s'"] if by_index else []))
     server.sql(lib.twin_schema())
     done, transactions = {}, 0
     writers = [(lib.IndexWriter if by_index else lib.Writer)(i) for i in range(5)]
     for number in range(rounds):
-        load = lib.Load(server, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-{number}").start()
+        # Recovery has much to do, or begins at a checkpoint that was just made, or in the midst of one.
+        often = rng.random() < 0.5
+        server.reload(f"max_wal_size = '{'64MB' if often else '4GB'}'")
+        load = lib.Load(server, directory, writers + [lib.maintenance] + [often_checkpoints] * often, f"{seed}-{number}").start()
         # Sometimes right after the last recovery, sometimes later.
         time.sleep(rng.choice((0.2, 1.0, 2.0, 3.0)) * rng.random() + 0.3)
         what = "?"

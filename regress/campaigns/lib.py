@@ -126,6 +126,11 @@ class Server:
         self.configure(*settings)
         self.sql("SELECT pg_reload_conf()")
 
+    def in_crash_recovery(self):
+        """Whether the control file says so: state 4, behind its identifier and two versions."""
+        with open(os.path.join(self.data, "global", "pg_control"), "rb") as control:
+            return int.from_bytes(control.read(20)[16:], "little") == 4
+
     # Processes.
 
     def processes(self):
@@ -500,6 +505,9 @@ def maintenance(rng):
         f"VACUUM (ANALYZE) {table};\n",
         "DROP INDEX IF EXISTS l1_extra; CREATE INDEX l1_extra ON l1 (s, n);\n",
         "REINDEX INDEX l1_s;\n",
+        # What is left of one that a crash or a deadlock ended goes first.
+        "DROP INDEX IF EXISTS l1_concurrent; CREATE INDEX CONCURRENTLY l1_concurrent ON l1 (n, s);\n",
+        "DROP INDEX IF EXISTS l1_s_ccnew, l1_s_ccnew1, l1_s_ccold, l1_s_ccold1; REINDEX INDEX CONCURRENTLY l1_s;\n",
         "SELECT pg_sleep(0.02);\n",
     ))
 
