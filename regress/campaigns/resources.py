@@ -4,6 +4,7 @@
     resources.py [TABLES [SEED]]       memory, locks, workers, connections, disk, WAL's disk, the OOM killer, a number of tables
     resources.py big GIGABYTES         a table of that size, with 256 MB of shared buffers
 """
+import errno
 import os
 import random
 import re
@@ -260,11 +261,15 @@ class SmallDisk:
     def fill(self, leave):
         """All but so many kilobytes."""
         status = os.statvfs(self.path)
-        with open(os.path.join(self.path, "ballast"), "ab") as ballast:
+        with open(os.path.join(self.path, "ballast"), "ab", buffering=0) as ballast:
             left = status.f_bavail * status.f_frsize - leave * 1024
-            while left > 0:
-                ballast.write(bytes(min(left, 1 << 16)))
-                left -= 1 << 16
+            try:
+                while left > 0:
+                    left -= ballast.write(bytes(min(left, 1 << 16)))
+            except OSError as error:
+                # Others write, too.
+                if error.errno != errno.ENOSPC:
+                    raise
 
     def empty(self):
         os.unlink(os.path.join(self.path, "ballast"))
