@@ -271,11 +271,36 @@ def main(directory, servers):
     if done == 0 or not restartpoints(standby) or kills < 2:
         raise lib.Failure(f"{done} answers, {restartpoints(standby)} restartpoints, {kills} kills: nothing was tested")
     return (f"{transactions} transactions, {done} comparisons on the standby, conflicts: {conflicts}, {kills} kills of the standby, "
-            f"{restartpoints(standby)} restartpoints, with feedback and without, redo checked and not, delays kept, dumps equal, promoted, no difference")
+            f"{restartpoints(standby)} restartpoints, with feedback and without, redo checked and not, delays kept, dumps equal, promoted with "
+            f"prepared transactions and an unlogged table, no difference")
+
+
+def outlasted(server):
+    """After a promotion: prepared transactions still hold their keys and end as they are told to, an unlogged table is empty."""
+    for k in (6_000_000_001, 6_000_000_002):
+        blocked = server.try_sql("SET lock_timeout = '200ms'", f"INSERT INTO l1 VALUES ({k})").stderr
+        if "ERROR:  55P03" not in blocked:
+            raise lib.Failure(f"a key of a prepared transaction is free after a promotion: {blocked}")
+    server.sql("COMMIT PREPARED 'yes'", "ROLLBACK PREPARED 'no'")
+    if server.sql("SELECT string_agg(k::text, ',') FROM l1 WHERE v = 'prepared'") != "6000000001":
+        raise lib.Failure("a prepared transaction did not come out as it was told to after a promotion")
+    if server.sql("SELECT count(*) FROM fleeting") != "0":
+        raise lib.Failure("an unlogged table is not empty after a promotion")
+    server.sql("INSERT INTO fleeting SELECT i, i FROM generate_series(1, 3000) i", "SELECT loosekv.flush('fleeting')")
+    if server.sql("SET enable_seqscan = off", "SELECT k FROM fleeting WHERE s = 77") != "77" or server.sql("SELECT * FROM loosekv.check('fleeting')"):
+        raise lib.Failure("an unlogged table does not work after a promotion")
 
 
 def promoted(primary, standby, writers, directory, seed):
     """An open cursor of the standby's time, promotion, then writes with flushes beside it."""
+    primary.sql(stdin="".join(f"BEGIN; INSERT INTO h1 VALUES ({k}, 1, 'prepared'); INSERT INTO l1 VALUES ({k}, 1, 'prepared'); PREPARE TRANSACTION '{name}';\n"
+                              for k, name in ((6_000_000_001, "yes"), (6_000_000_002, "no"))))
+    primary.sql("CREATE UNLOGGED TABLE fleeting (k int PRIMARY KEY, s int) USING loosekv", "CREATE INDEX fleeting_s ON fleeting (s)",
+                "INSERT INTO fleeting SELECT i, i FROM generate_series(1, 3000) i", "SELECT loosekv.flush('fleeting')", "INSERT INTO fleeting VALUES (5000, 5000)")
+    wait_for_replay(primary, standby)
+    told = standby.try_sql("SELECT count(*) FROM fleeting").stderr
+    if "ERROR:  0A000" not in told:
+        raise lib.Failure(f"who reads an unlogged table on a standby is told: {told}")
     primary.stop("immediate")
     cursor = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -286,6 +311,7 @@ def promoted(primary, standby, writers, directory, seed):
     while (line := cursor.stdout.readline()) and line.strip() != "ready":
         lines.append(line.strip())
     standby.sql("SELECT pg_promote()")
+    outlasted(standby)
     load = lib.Load(standby, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-promoted").start()
     time.sleep(4)
     rest, error = cursor.communicate("FETCH ALL FROM c;\nCOMMIT;\n", timeout=120)
