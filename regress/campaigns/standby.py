@@ -131,31 +131,40 @@ class Waiting:
         return self.session.returncode != 0, time.monotonic() - begun
 
 
+def wait_until(primary, query, otherwise):
+    deadline = time.monotonic() + 60
+    while primary.sql(query) != "t":
+        if time.monotonic() > deadline:
+            raise lib.Failure(f"{otherwise}: " + primary.sql("TABLE loosekv.horizon"))
+        time.sleep(0.1)
+
+
+def named_in_horizon(primary, slot):
+    """The standby's feedback is that of its process, or of the slot that it uses."""
+    sender = "(SELECT pid FROM pg_stat_replication)"
+    named = f"holder = 'replication slot' AND name = '{slot}' AND pid = {sender}" if slot else f"holder = 'standby' AND pid = {sender}"
+    wait_until(primary, f"SELECT count(*) = 1 AND count(*) = (SELECT count(*) FROM loosekv.horizon) FROM loosekv.horizon WHERE {named} AND xmin IS NOT NULL",
+               f"loosekv.horizon does not name the {'slot' if slot else 'standby'} alone")
+
+
 def delays(primary, standby):
     """max_standby_streaming_delay: -1 has replay wait, a delay has it wait as long and no longer; feedback has nobody wait."""
     primary.sql("CREATE TABLE late (k int PRIMARY KEY, v int) USING loosekv", "INSERT INTO late SELECT i, 1 FROM generate_series(1, 500) i", "SELECT loosekv.flush('late')")
     # Nobody else may keep the old versions.
     primary.reload("autovacuum = off")
-    deadline = time.monotonic() + 60
-    while primary.sql("SELECT count(*) FROM loosekv.horizon") != "0":
-        if time.monotonic() > deadline:
-            raise lib.Failure("somebody holds the horizon: " + primary.sql("TABLE loosekv.horizon"))
-        time.sleep(0.1)
+    wait_until(primary, "SELECT count(*) = 0 FROM loosekv.horizon", "somebody holds the horizon")
     change = ("UPDATE late SET v = v + 1", "SELECT loosekv.compact('late')", "SELECT txid_current()")
 
     def behind():
         return primary.sql(f"SELECT pg_current_wal_insert_lsn() > '{standby.sql('SELECT pg_last_wal_replay_lsn()')}'") == "t"
 
-    for delay, feedback in (("-1", "off"), ("2s", "off"), ("0", "on")):
-        standby.reload(f"max_standby_streaming_delay = '{delay}'", f"hot_standby_feedback = {feedback}")
+    primary.sql("SELECT pg_create_physical_replication_slot('campaign')")
+    for delay, feedback, slot in (("-1", "off", ""), ("2s", "off", ""), ("0", "on", ""), ("0", "on", "campaign")):
+        standby.reload(f"max_standby_streaming_delay = '{delay}'", f"hot_standby_feedback = {feedback}", f"primary_slot_name = '{slot}'")
         wait_for_replay(primary, standby)
         session = Waiting(standby)
         if feedback == "on":
-            deadline = time.monotonic() + 30
-            while primary.sql("SELECT count(*) FROM loosekv.horizon WHERE holder = 'standby' AND pid IS NOT NULL AND xmin IS NOT NULL") == "0":
-                if time.monotonic() > deadline:
-                    raise lib.Failure("loosekv.horizon does not name the standby: " + primary.sql("TABLE loosekv.horizon"))
-                time.sleep(0.1)
+            named_in_horizon(primary, slot)
         begun = time.monotonic()
         primary.sql(*change)
         if delay == "-1":
@@ -168,6 +177,9 @@ def delays(primary, standby):
             raise lib.Failure(f"with a delay of {delay} and feedback {feedback} a session was {'' if cancelled else 'not '}cancelled, after {waited:.1f} s")
         wait_for_replay(primary, standby)
     primary.sql("DROP TABLE late")
+    standby.reload("primary_slot_name = ''")
+    wait_until(primary, "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'campaign'", "the standby does not leave its slot")
+    primary.sql("SELECT pg_drop_replication_slot('campaign')")
     primary.reload("autovacuum = on")
 
 
