@@ -47,6 +47,7 @@ demo: install
 .PHONY: test
 test: setup lint test-engine install test-server test-deb
 	python3 -m unittest discover --quiet --start-directory bench/sql
+	python3 -m unittest discover --quiet --start-directory regress/campaigns
 	scripts/limited 2400 $(MAKE) SHORT=1 bench-engine bench-sql
 
 .PHONY: lint

@@ -64,8 +64,16 @@ expect "a cancelled merge" "" "$(ask "SELECT * FROM loosekv.check('big')")"
 # Who holds the horizon.
 ask "CREATE TABLE held (k int PRIMARY KEY) USING loosekv"
 ask "BEGIN; INSERT INTO held VALUES (1); PREPARE TRANSACTION 'surface'"
-expect "a prepared transaction" "prepared transaction|surface" "$(ask "SELECT holder, name FROM loosekv.horizon WHERE holder = 'prepared transaction'")"
+expect "a prepared transaction" "prepared transaction|surface|surface" "$(ask "SELECT holder, name, database FROM loosekv.horizon WHERE holder = 'prepared transaction'")"
 ask "COMMIT PREPARED 'surface'"
+PGAPPNAME=holder psql -X -q -c "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM held; SELECT pg_sleep(60)" >/dev/null 2>&1 &
+holder=$!
+soon "a session with a snapshot" "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'holder' AND backend_xmin IS NOT NULL"
+expect "a session" t "$(ask "SELECT count(*) = 1 AND bool_and(h.holder = 'session' AND h.database = 'surface' AND h.xmin = a.backend_xmin AND h.age >= 0)
+    FROM pg_stat_activity a JOIN loosekv.horizon h USING (pid) WHERE h.name = 'holder'")"
+ask "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holder'" >/dev/null
+wait "$holder" || true
+soon "the session's end" "SELECT count(*) = 0 FROM loosekv.horizon WHERE name = 'holder' OR holder = 'prepared transaction'"
 
 # A damaged file: the check names the pages, and goes on.
 ask "CHECKPOINT"

@@ -8,6 +8,8 @@ asynchronous commits are.
 """
 import os
 import random
+import signal
+import subprocess
 import sys
 import time
 
@@ -32,6 +34,26 @@ def kill(server, rng, kind):
     return "backend" if title == "[local]" else kind
 
 
+def often_checkpoints(rng):
+    return f"CHECKPOINT; SELECT pg_sleep({rng.choice((0, 0.05, 0.5))});\n"
+
+
+def crash_noticed(server):
+    """A backend that crashes by itself is found in the server's log: else sessions that lose their server would say nothing."""
+    server.stood()
+    sleeper = subprocess.Popen(["psql", "-X", "-q", "-c", "SELECT pg_sleep(60)"], env=server.environment(), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    find = "SELECT pid FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)'"
+    while not (victim := server.sql(find)):
+        time.sleep(0.05)
+    os.kill(int(victim), signal.SIGSEGV)
+    sleeper.wait(60)
+    server.wait_ready()
+    if not server.fallen():
+        raise lib.Failure(f"a backend crashed, and nobody notices: {server.log_tail()}")
+    server.may_fall = True
+
+
 def main(directory, servers):
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else (6 if lib.SHORT else 30)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
@@ -40,12 +62,15 @@ def main(directory, servers):
     server = lib.Server(os.path.join(directory, "cluster"), lib.BASE_PORT)
     servers.append(server)
     by_index = sys.argv[3:] == ["index"] or (lib.SHORT and rng.random() < 0.5)
-    server.create("max_wal_size = '64MB'", *(["shared_buffers = '2MB'", "wal_writer_delay = '10s'"] if by_index else []))
+    server.create("checkpoint_timeout = '1h'", *(["shared_buffers = '2MB'", "wal_writer_delay = '10s'"] if by_index else []))
     server.sql(lib.twin_schema())
     done, transactions = {}, 0
     writers = [(lib.IndexWriter if by_index else lib.Writer)(i) for i in range(5)]
     for number in range(rounds):
-        load = lib.Load(server, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-{number}").start()
+        # Recovery has much to do, or begins at a checkpoint that was just made, or in the midst of one.
+        often = rng.random() < 0.5
+        server.reload(f"max_wal_size = '{'64MB' if often else '4GB'}'")
+        load = lib.Load(server, directory, writers + [lib.maintenance] + [often_checkpoints] * often, f"{seed}-{number}").start()
         # Sometimes right after the last recovery, sometimes later.
         time.sleep(rng.choice((0.2, 1.0, 2.0, 3.0)) * rng.random() + 0.3)
         what = "?"
@@ -70,6 +95,7 @@ def main(directory, servers):
         load.forget_complaints()
         if not lib.SHORT:
             print(f"  round {number}: {what}, {transactions} transactions", flush=True)
+    crash_noticed(server)
     rows = server.sql("SELECT (SELECT count(*) FROM l1) + (SELECT count(*) FROM l2) + (SELECT count(*) FROM l3)")
     kills = ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
     return f"{rounds} rounds, {sum(done.values())} kills ({kills}), {transactions} transactions, {rows} rows, no difference"

@@ -74,6 +74,19 @@ def compare_changed(server):
     return True
 
 
+def kill_in_recovery(server, rng):
+    """Starts it and kills it while it recovers. False: it had been quicker."""
+    starting = threading.Thread(target=server.start, kwargs={"check": False}, daemon=True)
+    starting.start()
+    while starting.is_alive() and not any("startup recovering" in title for title in server.processes().values()):
+        time.sleep(0.001)
+    time.sleep(0.3 * rng.random() ** 2)
+    server.kill_all()
+    starting.join()
+    server.kill_all()
+    return server.in_crash_recovery()
+
+
 def main(directory, servers):
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else (6 if lib.SHORT else 40)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
@@ -81,24 +94,25 @@ def main(directory, servers):
     print(f"recovery: seed {seed}", flush=True)
     server = lib.Server(os.path.join(directory, "cluster"), lib.BASE_PORT + 5)
     servers.append(server)
-    server.create("max_wal_size = '256MB'", "checkpoint_timeout = '1h'", "log_min_messages = fatal")
+    server.create("max_wal_size = '256MB'", "checkpoint_timeout = '1h'")
     server.sql(lib.twin_schema())
     writers = [lib.Writer(i) for i in range(2)]
     in_recovery = at_first_use = changed = transactions = 0
-    for number in range(rounds):
+    number = 0
+    # More rounds where recovery was too quick to be met.
+    while number < rounds or in_recovery < rounds:
+        number += 1
+        if number > 4 * rounds:
+            raise lib.Failure(f"{in_recovery} of {4 * rounds} kills met a recovery")
         load = lib.Load(server, directory, writers + [Ddl(), lib.maintenance], f"{seed}-{number}").start()
         time.sleep(0.4 + 1.2 * rng.random())
         server.kill_all()
         # Without a server nothing is added to what recovery has to do.
         for session in load.sessions:
             session.halt.set()
-        for _ in range(rng.randrange(4)):
-            starting = threading.Thread(target=server.start, kwargs={"check": False}, daemon=True)
-            starting.start()
-            time.sleep(0.05 + 0.4 * rng.random())
-            server.kill_all()
-            starting.join()
-            server.kill_all()
+        for _ in range(rng.randrange(1, 4)):
+            if not kill_in_recovery(server, rng):
+                break
             in_recovery += 1
         server.start()
         load.stop()
@@ -122,7 +136,7 @@ def main(directory, servers):
         except lib.Failure as failure:
             raise lib.Failure(f"round {number} (seed {seed}): {failure}")
         load.forget_complaints()
-    return (f"{rounds} crashes in the midst of DDL ({changed} times the table was there afterwards), {in_recovery} in recovery, "
+    return (f"{number} crashes in the midst of DDL ({changed} times the table was there afterwards), {in_recovery} in recovery (by its control file), "
             f"{at_first_use} at first use, {transactions} transactions, no difference")
 
 

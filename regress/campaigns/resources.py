@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Resources campaign: every limit is an ERROR with a hint, and everything goes on when there is room again.
 
-    resources.py [TABLES [SEED]]       memory, locks, workers, connections, disk, a number of tables
+    resources.py [TABLES [SEED]]       memory, locks, workers, connections, disk, WAL's disk, the OOM killer, a number of tables
     resources.py big GIGABYTES         a table of that size, with 256 MB of shared buffers
 """
+import errno
 import os
 import random
 import re
@@ -14,6 +15,9 @@ import threading
 import time
 
 import lib
+
+sys.path.append(os.path.join(lib.HERE, "..", "..", "bench", "sql"))
+from control_group import ControlGroup  # noqa: E402
 
 FULL = "53200"
 NO_DISK = "53100"
@@ -98,7 +102,9 @@ def memory_came_back(server):
     while int(server.sql(f"SELECT {parts} FROM loosekv.memory")) > 1 << 20:
         if time.monotonic() > deadline:
             raise lib.Failure("memory of dropped tables is not free: " + server.sql("TABLE loosekv.memory").replace("\n", ", "))
-        time.sleep(0.5)
+        # What somebody still looked at when it was dropped is freed by whoever comes next.
+        server.sql("INSERT INTO l3 VALUES (1, 1, 'x')", "SELECT loosekv.flush('l3')", "DELETE FROM l3 WHERE v = 'x'")
+        time.sleep(0.1)
 
 
 def row_locks(server):
@@ -162,22 +168,25 @@ def workers(server):
         server.sql(f"DROP DATABASE other{number} WITH (FORCE)")
 
 
+def each_table(server, count, statement, batch=50):
+    """The statement for every table, `@` is its number."""
+    text = statement.replace("'", "''").replace("@", "' || n || '")
+    server.sql(stdin=f"DO $$ BEGIN FOR n IN 0..{count - 1} LOOP EXECUTE '{text}'; IF n % {batch} = {batch - 1} THEN COMMIT; END IF; END LOOP; END $$;\n", timeout=600)
+
+
 def many_tables(server, count):
     """Each with a memtable, versions and a place in the registry; then each used again, and after a restart."""
-    per = 50
-    for first in range(0, count, per):
-        server.sql(*[f"CREATE TABLE many{n} (k int PRIMARY KEY, v text) USING loosekv; INSERT INTO many{n} VALUES (1, 'a'), (2, 'b')"
-                     for n in range(first, min(first + per, count))])
+    each_table(server, count, "CREATE TABLE many@ (k int PRIMARY KEY, v text) USING loosekv; INSERT INTO many@ VALUES (1, 'a'), (2, 'b')")
     for crash in (False, True):
         if crash:
             server.kill_all()
             server.start()
-        for first in range(0, count, per):
-            names = [f"SELECT count(*) n FROM many{n}" for n in range(first, min(first + per, count))]
+        for first in range(0, count, 50):
+            names = [f"SELECT count(*) n FROM many{n}" for n in range(first, min(first + 50, count))]
             if server.sql(f"SELECT count(*) FROM ({' UNION ALL '.join(names)}) x WHERE n <> 2") != "0":
-                raise lib.Failure(f"a table among {first}..{first + per} lacks rows{' after a crash' if crash else ''}")
-    for first in range(0, count, per):
-        server.sql(f"DROP TABLE {', '.join(f'many{n}' for n in range(first, min(first + per, count)))}")
+                raise lib.Failure(f"a table among {first}..{first + 50} lacks rows{' after a crash' if crash else ''}")
+        each_table(server, count, "INSERT INTO many@ VALUES (3, 'c') ON CONFLICT DO NOTHING; DELETE FROM many@ WHERE k = 3")
+    each_table(server, count, "DROP TABLE many@")
     memory_came_back(server)
 
 
@@ -204,6 +213,61 @@ def partitions(server, count):
     return taken
 
 
+SMALL = 240
+
+
+def same_small(server):
+    """The small twins of memory_full, a few at a time: a query has something in memory of each of its tables."""
+    for first in range(0, SMALL, 24):
+        tables = [f"SELECT {n} t, k, v FROM {{0}}_f{n}" for n in range(first, first + 24)]
+        ours, theirs = (f"({' UNION ALL '.join(tables).format(name)})" for name in "lh")
+        if server.sql(f"SELECT (SELECT count(*) FROM ({ours} EXCEPT ALL {theirs}) x) + (SELECT count(*) FROM ({theirs} EXCEPT ALL {ours}) x)") != "0":
+            raise lib.Failure(f"small twins {first} to {first + 23} differ")
+
+
+def filled_up(server, what, statements):
+    """A transaction that goes on until there is no memory; how many of the steps it could do."""
+    done = server.try_sql(stdin="BEGIN;\nSET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;\n" + "".join(f"{text}\n\\echo did {n}\n" for n, text in enumerate(statements)))
+    if done.returncode == 0:
+        raise lib.Failure(f"{what}: the memory was never full: nothing was tested")
+    if f"ERROR:  {FULL}" not in done.stderr or "HINT:" not in done.stderr:
+        raise lib.Failure(f"{what}: {done.stderr}\n{server.log_tail(8)}")
+    same_small(server)
+    return done.stdout.count("did")
+
+
+def memory_full(directory, servers):
+    """Memory that runs out: for memtables, because open cursors keep what is flushed, and for row locks. With the transaction it comes back."""
+    server = cluster(directory, servers, "full", "loosekv.shared_memory = '16MB'", "loosekv.workers = 0", "max_locks_per_transaction = 256")
+    for t, am in (("h", "heap"), ("l", "loosekv")):
+        each_table(server, SMALL, f"CREATE TABLE {t}_f@ (k int PRIMARY KEY, v text) USING {am}")
+    met = []
+    rows = "SELECT i, repeat('v', 900) FROM generate_series(1, 300) i ON CONFLICT (k) DO UPDATE SET v = EXCLUDED.v || 'u'"
+    written = [f"INSERT INTO {{}}_f{n} {rows};" for n in range(SMALL)]
+    held = [text.format("h") + text.format("l") + f"DECLARE c{n}_{i} CURSOR FOR SELECT k FROM l_f{n} ORDER BY k; FETCH 1 FROM c{n}_{i};"
+            for i in range(3) for n, text in enumerate(written)]
+    met.append(f"{filled_up(server, 'memtables', held)} cursors")
+    # All at once again, without anybody who holds them.
+    server.sql(*[text.format(t) for text in written for t in "hl"])
+    same_small(server)
+    # More rows locked than there is room for, so that tables are locked as a whole; more tables than there is room for.
+    for t, am in (("h", "heap"), ("l", "loosekv")):
+        each_table(server, 10, f"CREATE TABLE {t}_wide@ (k int PRIMARY KEY) USING {am}; INSERT INTO {t}_wide@ SELECT generate_series(1, 8000)")
+    locked = [f"SELECT count(*) FROM (SELECT FROM l_wide{n} FOR UPDATE) x;" for n in range(10)]
+    locked += [f"UPDATE h_f{n} SET v = 'w'; UPDATE l_f{n} SET v = 'w'; SELECT count(*) FROM (SELECT FROM l_f{n} FOR UPDATE) x;" for n in range(SMALL)]
+    met.append(f"{filled_up(server, 'row locks', locked) - 10} tables locked as a whole")
+    server.sql(*[f"UPDATE {t}_f{n} SET v = 'x'" for n in range(SMALL) for t in "hl"])
+    same_small(server)
+    server.kill_all()
+    server.configure("loosekv.workers = 2")
+    server.start()
+    same_small(server)
+    each_table(server, SMALL, "DROP TABLE h_f@, l_f@")
+    each_table(server, 10, "DROP TABLE h_wide@, l_wide@")
+    memory_came_back(server)
+    return server, " and ".join(met)
+
+
 class SmallDisk:
     """A file system of a few megabytes, which can be filled and emptied."""
 
@@ -220,17 +284,24 @@ class SmallDisk:
     def fill(self, leave):
         """All but so many kilobytes."""
         status = os.statvfs(self.path)
-        with open(os.path.join(self.path, "ballast"), "ab") as ballast:
+        with open(os.path.join(self.path, "ballast"), "ab", buffering=0) as ballast:
             left = status.f_bavail * status.f_frsize - leave * 1024
-            while left > 0:
-                ballast.write(bytes(min(left, 1 << 16)))
-                left -= 1 << 16
+            try:
+                while left > 0:
+                    left -= ballast.write(bytes(min(left, 1 << 16)))
+            except OSError as error:
+                # Others write, too.
+                if error.errno != errno.ENOSPC:
+                    raise
 
     def empty(self):
         os.unlink(os.path.join(self.path, "ballast"))
 
     def gone(self):
         subprocess.run(["umount", "-l", self.path], check=False)
+
+
+SAME = "SELECT " + " + ".join(f"(SELECT count(*) FROM (TABLE {a} EXCEPT ALL TABLE {b}) x)" for a, b in (("h6", "l6"), ("l6", "h6")))
 
 
 def use_up(server):
@@ -249,8 +320,7 @@ def disk_full(directory, server, rng, rounds):
         server.sql(f"CREATE TABLESPACE small LOCATION '{disk.path}/space'")
         server.sql("CREATE TABLE h6 (k int PRIMARY KEY, s int, v text)", "CREATE TABLE l6 (k int PRIMARY KEY, s int, v text) USING loosekv TABLESPACE small",
                    "CREATE INDEX l6_s ON l6 (s)")
-        same = " + ".join(f"(SELECT count(*) FROM (TABLE {a} EXCEPT ALL TABLE {b}) x)" for a, b in (("h6", "l6"), ("l6", "h6")))
-        same = f"SELECT {same}"
+        same = SAME
         for number in range(rounds):
             for t in "hl":
                 server.sql(f"DELETE FROM {t}6")
@@ -271,7 +341,7 @@ def disk_full(directory, server, rng, rounds):
                     met[what] = met.get(what, 0) + 1
                 if server.sql(same) != "0":
                     raise lib.Failure(f"twins differ after {what} on a full disk")
-            if not met and number == rounds - 1:
+            if "append" not in met and number == rounds - 1:
                 met["append"] = use_up(server)
                 if server.sql(same) != "0":
                     raise lib.Failure("twins differ after append on a full disk")
@@ -291,6 +361,176 @@ def disk_full(directory, server, rng, rounds):
     finally:
         disk.gone()
     return ", ".join(f"{count} {what}" for what, count in sorted(met.items()))
+
+
+def flush_on_full_disk(directory, servers, rng, rounds):
+    """A flush that has room for all of its run but so many pages; for the run and not for the manifest; a merge, likewise."""
+    server = cluster(directory, servers, "stages", "loosekv.workers = 0", "loosekv.memtable_size = '16MB'", "loosekv.fan_in = 8", "autovacuum = off")
+    disk = SmallDisk(os.path.join(directory, "stages-disk"), 24)
+    pages = "SELECT pg_relation_size('l6') / 8192"
+    met = {}
+
+    def fresh(act):
+        """Twins as they are before the flush or merge; the pages of the table's file."""
+        server.sql("DROP TABLE IF EXISTS h6, l6", "CREATE TABLE h6 (k int PRIMARY KEY, s int, v text)",
+                   "CREATE TABLE l6 (k int PRIMARY KEY, s int, v text) USING loosekv TABLESPACE small")
+        twins(server, "INSERT INTO @6 SELECT i, i % 9, repeat('v', 300) FROM generate_series(1, 1500) i;", codes=())
+        if act == "compact":
+            # Several runs: more than the freed room of the row log holds.
+            for first in (1500, 3000, 4500):
+                server.sql("SELECT loosekv.flush('l6')")
+                twins(server, f"INSERT INTO @6 SELECT i, i % 9, repeat('w', 300) FROM generate_series({first}, {first} + 1500) i ON CONFLICT (k) DO UPDATE SET v = EXCLUDED.v;", codes=())
+            server.sql("SELECT loosekv.flush('l6')")
+        server.sql("CHECKPOINT")
+        return int(server.sql(pages))
+
+    try:
+        server.sql(f"CREATE TABLESPACE small LOCATION '{disk.path}/space'")
+        for act in ("flush", "compact"):
+            before = fresh(act)
+            server.sql(f"SELECT loosekv.{act}('l6')")
+            need = int(server.sql(pages)) - before
+            if need < 10:
+                raise lib.Failure(f"{act} takes {need} pages: nothing is tested")
+            # The manifest is what is written last.
+            for left in [need - 1] * (act == "flush") + [rng.randrange(need - 1) for _ in range(rounds)]:
+                what = "manifest" if (act, left) == ("flush", need - 1) else act
+                before = fresh(act)
+                disk.fill(left * 8)
+                if attempt(server, f"SELECT loosekv.{act}('l6')", codes=(NO_DISK,)):
+                    raise lib.Failure(f"{act} takes {need} pages, and does with {left}")
+                if what == "manifest" and int(server.sql(pages)) - before != need - 1:
+                    raise lib.Failure(f"not only the manifest's page was missing: {server.sql(pages)} pages, {before} before, {need} are needed")
+                met[what] = met.get(what, 0) + 1
+                same_checked(server, f"after a {what} on a full disk")
+                if rng.random() < 0.5:
+                    server.kill_all()
+                    server.start()
+                    same_checked(server, f"after a {what} on a full disk and a crash")
+                disk.empty()
+                server.sql("SELECT loosekv.flush('l6')", "SELECT loosekv.compact('l6')")
+                twins(server, "UPDATE @6 SET v = v || 'u' WHERE k % 3 = 0;", codes=())
+                same_checked(server, f"after a {what}, when there was room again")
+        server.sql("DROP TABLE h6, l6", "DROP TABLESPACE small")
+        server.kill_all()
+    finally:
+        disk.gone()
+    return ", ".join(f"{count} {what}" for what, count in met.items())
+
+
+def same_checked(server, when):
+    found = server.sql("SELECT * FROM loosekv.check('l6')")
+    if server.sql(SAME) != "0" or found:
+        raise lib.Failure(f"twins differ {when}, or: {found[:500]}")
+
+
+def killed_for(group):
+    """How often the kernel has killed for want of memory in a control group."""
+    path = group.paths["memory"]
+    name = {1: "memory.oom_control", 2: "memory.events"}[group.versions["memory"]]
+    with open(os.path.join(path, name)) as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+
+
+def out_of_memory(directory, servers, rng, rounds):
+    """The kernel's OOM killer takes a worker that merges or a backend that writes; where no control group can be made, kill -9 does."""
+    server = cluster(directory, servers, "oom", "loosekv.shared_memory = '256MB'", "shared_buffers = '64MB'")
+    group = ControlGroup(f"loosekv-oom-{os.getpid()}")
+    done = {}
+    try:
+        for number in range(rounds):
+            kind = ("loosekv worker", "[local]")[number % 2]
+            load = lib.Load(server, directory, [lib.Writer(i) for i in range(4)] + [lib.maintenance], f"oom-{number}").start()
+            time.sleep(0.5 + rng.random())
+            how = strike(server, group, kind, rng)
+            done[how] = done.get(how, 0) + 1
+            time.sleep(0.5)
+            server.wait_ready()
+            load.stop()
+            complaints = load.complaints()
+            if complaints:
+                raise lib.Failure(f"after the end of a {kind} sessions were told: " + "\n".join(complaints[:5]))
+            lib.verify(server)
+        server.kill_all()
+    finally:
+        server.kill_all()
+        group.remove()
+    return " and ".join(f"{count} {how}" for how, count in sorted(done.items()))
+
+
+def strike(server, group, kind, rng):
+    """Ends a process of this kind; how."""
+    def falls():
+        with open(server.log, errors="replace") as log:
+            return log.read().count("terminated by signal 9")
+
+    before, deadline = falls(), time.monotonic() + 60
+    killed = killed_for(group) if group.has_memory else 0
+    while falls() == before:
+        if time.monotonic() > deadline:
+            raise lib.Failure(f"no {kind} was killed: {server.activity()}")
+        victims = sorted(pid for pid, title in server.processes().items() if kind in title and "idle" not in title)
+        if victims and group.has_memory:
+            # What it takes from now on is counted here.
+            try:
+                with open(os.path.join(group.paths["memory"], "cgroup.procs"), "w") as procs:
+                    procs.write(str(rng.choice(victims)))
+            except ProcessLookupError:
+                continue
+            group.limit(1 << 16)
+        elif victims:
+            server.kill_one(rng, kind)
+        time.sleep(0.05)
+    if not group.has_memory:
+        return f"{kind.strip('[]')} by kill -9"
+    if killed_for(group) == killed:
+        raise lib.Failure("a process was killed, and not by the kernel's OOM killer")
+    return f"{'backend' if kind == '[local]' else kind} by the OOM killer"
+
+
+def wal_full(directory, servers, rng, rounds):
+    """No space for WAL: the server stops with a PANIC, as PostgreSQL does; with space it comes back, and nothing is missing."""
+    server = cluster(directory, servers, "wal", "max_wal_size = '64MB'", "min_wal_size = '32MB'", "wal_recycle = off")
+    server.may_fall = True
+    server.stop()
+    disk = SmallDisk(os.path.join(directory, "wal-disk"), 160)
+    try:
+        inside, outside = os.path.join(server.data, "pg_wal"), os.path.join(disk.path, "space", "wal")
+        shutil.move(inside, outside)
+        os.symlink(outside, inside)
+        subprocess.run(["chown", "-R", "-h", "postgres", inside, outside], check=True)
+        server.start()
+        for number in range(rounds):
+            load = lib.Load(server, directory, [lib.Writer(i) for i in range(3)] + [lib.maintenance, lib.checkpoints], f"wal-{number}").start()
+            time.sleep(0.5)
+            disk.fill(rng.choice((0, 8000, 20000)))
+            until = time.monotonic() + 30
+            while sum("PANIC:" in line for line in server.fallen()) <= number and time.monotonic() < until:
+                # Sessions may all have been stopped by the first one's error.
+                server.try_sql("INSERT INTO l3 SELECT 9, 9, repeat('w', 1000) FROM generate_series(1, 5000)", "DELETE FROM l3 WHERE k = 9")
+                time.sleep(0.1)
+            panics = [line for line in server.fallen() if "PANIC:" in line]
+            disk.empty()
+            load.halt()
+            time.sleep(0.3)
+            if not server.processes():
+                server.start()
+            server.wait_ready()
+            load.stop()
+            odd = [line for line in server.fallen() if "No space left on device" not in line and "terminated by signal 6" not in line]
+            if odd or len(panics) <= number:
+                raise lib.Failure(f"{len(panics)} times no space for WAL in {number + 1} rounds; otherwise: {odd}")
+            complaints = [line for line in load.complaints() if "53100" not in line and "58030" not in line]
+            if complaints:
+                raise lib.Failure("with no space for WAL sessions were told: " + "\n".join(complaints[:5]))
+            load.forget_complaints()
+            server.sql("DELETE FROM l3 WHERE k = 9")
+            lib.verify(server)
+        server.kill_all()
+    finally:
+        server.kill_all()
+        disk.gone()
+    return len(panics)
 
 
 def big(directory, servers, gigabytes):
@@ -323,25 +563,32 @@ def big(directory, servers, gigabytes):
 def main(directory, servers):
     if sys.argv[1:2] == ["big"]:
         return big(directory, servers, int(sys.argv[2]))
-    tables = int(sys.argv[1]) if len(sys.argv) > 1 else (200 if lib.SHORT else 3000)
+    tables = int(sys.argv[1]) if len(sys.argv) > 1 else (1000 if lib.SHORT else 3000)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
     print(f"resources: seed {seed}", flush=True)
     alone = cluster(directory, servers, "alone", "loosekv.shared_memory = '16MB'", "loosekv.index_memory = 1", "loosekv.memtable_size = '16MB'", "loosekv.workers = 0")
-    full = no_worker(alone)
+    no_worker(alone)
     unindexed = key_index(alone)
     alone.kill_all()
+    small, full = memory_full(directory, servers)
+    many_tables(small, tables)
+    small.kill_all()
     beyond = beyond_memory(directory, servers)
     servers[-1].kill_all()
     server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25", "max_locks_per_transaction = 400")
     row_locks(server)
     refused = connections(server)
     workers(server)
-    many_tables(server, tables)
     taken = partitions(server, 2500)
     full_disk = disk_full(directory, server, rng, 3 if lib.SHORT else 20)
-    return (f"memory full {full} times, {unindexed} runs beyond the index's memory, {beyond} rows with 16 MB, {refused} connections refused, {tables} tables, {taken // 1024} kB for each partition in use; "
-            f"disk full at {full_disk}; no difference")
+    server.kill_all()
+    stages = flush_on_full_disk(directory, servers, rng, 2 if lib.SHORT else 12)
+    killed = out_of_memory(directory, servers, rng, 2 if lib.SHORT else 20)
+    panics = wal_full(directory, servers, rng, 1 if lib.SHORT else 5)
+    return (f"memory full at {full}, {unindexed} runs beyond the index's memory, {beyond} rows with 16 MB, {refused} connections refused, {tables} tables, "
+            f"{taken // 1024} kB for each partition in use; disk full at {full_disk}; at {stages}; {panics} times no space for WAL; "
+            f"out of memory, killed: {killed}; no difference")
 
 
 if __name__ == "__main__":

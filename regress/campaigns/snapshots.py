@@ -17,7 +17,7 @@ class Holder:
     """A session with a snapshot, and what it saw first."""
 
     LOOK = ("SELECT 'look', " + ", ".join(
-        f"(SELECT md5(string_agg(t::text, ',' ORDER BY {key})) FROM {{t}}{n} t)" for n, key in (("1", "k"), ("2", "a, b"), ("3", "s, v"))) + ";\n")
+        f"(SELECT md5(string_agg(t::text, ',' ORDER BY {key})) FROM {{t}}{n} t)" for n, key in (("1", "k"), ("2", "a, b"), ("3", "s, v, k"))) + ";\n")
 
     def __init__(self, server, cursor=False):
         self.session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], text=True,

@@ -17,8 +17,9 @@ import lib
 CONFLICTS = ("40001", "40P01", "57P01", "57P02", "57P03", "08006")
 
 
+# hot_standby_feedback, and whose redo is checked byte by byte (wal_consistency_checking).
+PHASES = (("off", "loosekv"), ("on", ""))
 KINDS = {"row versions that must be removed": "rows", "relation lock": "lock", "buffer pin": "pin"}
-
 
 
 class Reader(threading.Thread):
@@ -152,6 +153,86 @@ def old_cursor(primary, standby):
     standby.sql("ALTER SYSTEM RESET hot_standby_feedback", "ALTER SYSTEM RESET max_standby_streaming_delay", "SELECT pg_reload_conf()")
 
 
+class Waiting:
+    """A session on the standby with a snapshot that is older than what the primary does next."""
+
+    def __init__(self, standby):
+        self.session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.first = self.ask()
+
+    def ask(self):
+        look = "SELECT count(*) || ' ' || sum(v) FROM late;\n"
+        self.session.stdin.write(("" if hasattr(self, "first") else "BEGIN ISOLATION LEVEL REPEATABLE READ;\n") + look)
+        self.session.stdin.flush()
+        return self.session.stdout.readline().strip()
+
+    def sleep(self, seconds):
+        """Whether it was cancelled, and after which time."""
+        begun = time.monotonic()
+        error = self.session.communicate(f"SELECT pg_sleep({seconds});\n", timeout=seconds + 60)[1]
+        if self.session.returncode != 0 and "conflict with recovery" not in error:
+            raise lib.Failure(f"a session on the standby was told: {error}")
+        return self.session.returncode != 0, time.monotonic() - begun
+
+
+def wait_until(primary, query, otherwise):
+    deadline = time.monotonic() + 60
+    while primary.sql(query) != "t":
+        if time.monotonic() > deadline:
+            raise lib.Failure(f"{otherwise}: " + primary.sql("TABLE loosekv.horizon"))
+        time.sleep(0.1)
+
+
+def named_in_horizon(primary, slot):
+    """The standby's feedback is that of its process, or of the slot that it uses."""
+    sender = "(SELECT pid FROM pg_stat_replication)"
+    named = f"holder = 'replication slot' AND name = '{slot}' AND pid = {sender}" if slot else f"holder = 'standby' AND pid = {sender}"
+    wait_until(primary, f"SELECT count(*) = 1 AND count(*) = (SELECT count(*) FROM loosekv.horizon) FROM loosekv.horizon WHERE {named} AND xmin IS NOT NULL",
+               f"loosekv.horizon does not name the {'slot' if slot else 'standby'} alone")
+
+
+def delays(primary, standby):
+    """max_standby_streaming_delay: -1 has replay wait, a delay has it wait as long and no longer; feedback has nobody wait."""
+    primary.sql("CREATE TABLE late (k int PRIMARY KEY, v int) USING loosekv", "INSERT INTO late SELECT i, 1 FROM generate_series(1, 500) i", "SELECT loosekv.flush('late')")
+    # Nobody else may keep the old versions.
+    primary.reload("autovacuum = off")
+    wait_until(primary, "SELECT count(*) = 0 FROM loosekv.horizon", "somebody holds the horizon")
+    change = ("UPDATE late SET v = v + 1", "SELECT loosekv.compact('late')", "SELECT txid_current()")
+
+    def behind():
+        return primary.sql(f"SELECT pg_current_wal_insert_lsn() > '{standby.sql('SELECT pg_last_wal_replay_lsn()')}'") == "t"
+
+    primary.sql("SELECT pg_create_physical_replication_slot('campaign')")
+    for delay, feedback, slot in (("-1", "off", ""), ("2s", "off", ""), ("0", "on", ""), ("0", "on", "campaign")):
+        standby.reload(f"max_standby_streaming_delay = '{delay}'", f"hot_standby_feedback = {feedback}", f"primary_slot_name = '{slot}'")
+        wait_for_replay(primary, standby)
+        session = Waiting(standby)
+        if feedback == "on":
+            named_in_horizon(primary, slot)
+        begun = time.monotonic()
+        primary.sql(*change)
+        if delay == "-1":
+            time.sleep(1)
+            if not behind() or session.ask() != session.first:
+                raise lib.Failure("replay does not wait for a snapshot, though it may wait for ever")
+        cancelled, slept = session.sleep(10 if delay == "2s" else 1)
+        waited = time.monotonic() - begun
+        if cancelled != (delay == "2s") or (cancelled and not 2 <= waited < 10):
+            raise lib.Failure(f"with a delay of {delay} and feedback {feedback} a session was {'' if cancelled else 'not '}cancelled, after {waited:.1f} s")
+        wait_for_replay(primary, standby)
+    primary.sql("DROP TABLE late")
+    standby.reload("primary_slot_name = ''")
+    wait_until(primary, "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'campaign'", "the standby does not leave its slot")
+    primary.sql("SELECT pg_drop_replication_slot('campaign')")
+    primary.reload("autovacuum = on")
+
+
+def restartpoints(standby):
+    with open(standby.log, errors="replace") as log:
+        return log.read().count("restartpoint complete")
+
+
 def dump(server):
     for _ in range(20):
         done = subprocess.run(["pg_dump", "--no-sync", "-t", "l1", "-t", "l2"], env=server.environment(), text=True,
@@ -175,15 +256,13 @@ def make_standby(primary, directory, port, *settings):
 
 
 def main(directory, servers):
-    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else (20 if lib.SHORT else 120)
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else (18 if lib.SHORT else 120)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
     print(f"standby: seed {seed}", flush=True)
     primary = lib.Server(os.path.join(directory, "primary"), lib.BASE_PORT + 2)
     servers.append(primary)
-    # Every second time the standby tells the primary what it reads; every third time each redo is checked byte by byte.
-    feedback, checked = rng.random() < 0.5, rng.random() < 0.33
-    primary.create("max_wal_senders = 10", "wal_keep_size = '1GB'", *["wal_consistency_checking = 'loosekv'"] * checked)
+    primary.create("max_wal_senders = 10", "wal_keep_size = '1GB'")
     primary.sql(lib.twin_schema())
     writers = [lib.Writer(i) for i in range(4)]
     primary.sql("INSERT INTO h1 SELECT i, i % 50, 'first' FROM generate_series(2000000, 2003000) i",
@@ -191,10 +270,10 @@ def main(directory, servers):
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], seed).start()
     # A base backup under load.
     standby = make_standby(primary, os.path.join(directory, "standby"), lib.BASE_PORT + 3,
-                           "max_standby_streaming_delay = '3s'", "wal_receiver_status_interval = 1",
-                           f"hot_standby_feedback = {'on' if feedback else 'off'}")
+                           "max_standby_streaming_delay = '3s'", "wal_receiver_status_interval = 1", "log_checkpoints = on")
     servers.append(standby)
     load.stop()
+    delays(primary, standby)
     old_snapshots(primary, primary)
     old_snapshots(primary, standby)
     old_cursor(primary, standby)
@@ -203,16 +282,30 @@ def main(directory, servers):
     for reader in readers:
         reader.start()
     deadline, kills = time.monotonic() + seconds, 0
-    next_kill = time.monotonic() + seconds / 3
+    next_kill = time.monotonic() + seconds / 4
+    feedback, checked = PHASES[0]
+    primary.reload(f"wal_consistency_checking = '{checked}'")
+    standby.reload(f"hot_standby_feedback = {feedback}", "max_standby_streaming_delay = '3s'")
     while time.monotonic() < deadline:
         time.sleep(0.2)
         if any(reader.wrong for reader in readers):
             break
-        if time.monotonic() > next_kill:
+        if rng.random() < 0.1:
+            standby.try_sql("CHECKPOINT")
+        if time.monotonic() > next_kill and kills < 3:
+            kills += 1
+            if kills % 2:
+                # What follows a restartpoint is replayed, on pages that it has written.
+                primary.sql("CHECKPOINT")
+                wait_for_replay(primary, standby, patience=120)
+                standby.sql("CHECKPOINT")
+                time.sleep(rng.random())
+            feedback, checked = PHASES[kills % 2]
+            primary.reload(f"wal_consistency_checking = '{checked}'")
+            standby.configure(f"hot_standby_feedback = {feedback}")
             standby.kill_all()
             standby.start()
-            kills += 1
-            next_kill = time.monotonic() + seconds / 3
+            next_kill = time.monotonic() + seconds / 4
     load.stop()
     complaints = load.complaints()
     for reader in readers:
@@ -233,15 +326,39 @@ def main(directory, servers):
     transactions = sum(session.sent for session in load.sessions)
     done = sum(r.done for r in readers)
     conflicts = ", ".join(f"{sum(r.conflicts.get(kind, 0) for r in readers)} {kind}" for kind in (*KINDS.values(), "connection"))
-    if done == 0:
-        raise lib.Failure("no reader got an answer")
+    if done == 0 or not restartpoints(standby) or kills < 2:
+        raise lib.Failure(f"{done} answers, {restartpoints(standby)} restartpoints, {kills} kills: nothing was tested")
     return (f"{transactions} transactions, {done} comparisons on the standby, conflicts: {conflicts}, {kills} kills of the standby, "
-            f"dumps equal, promoted, no difference"
-            + (", with feedback" if feedback else "") + (", redo checked" if checked else ""))
+            f"{restartpoints(standby)} restartpoints, with feedback and without, redo checked and not, delays kept, dumps equal, promoted with "
+            f"prepared transactions and an unlogged table, no difference")
+
+
+def outlasted(server):
+    """After a promotion: prepared transactions still hold their keys and end as they are told to, an unlogged table is empty."""
+    for k in (6_000_000_001, 6_000_000_002):
+        blocked = server.try_sql("SET lock_timeout = '200ms'", f"INSERT INTO l1 VALUES ({k})").stderr
+        if "ERROR:  55P03" not in blocked:
+            raise lib.Failure(f"a key of a prepared transaction is free after a promotion: {blocked}")
+    server.sql("COMMIT PREPARED 'yes'", "ROLLBACK PREPARED 'no'")
+    if server.sql("SELECT string_agg(k::text, ',') FROM l1 WHERE v = 'prepared'") != "6000000001":
+        raise lib.Failure("a prepared transaction did not come out as it was told to after a promotion")
+    if server.sql("SELECT count(*) FROM fleeting") != "0":
+        raise lib.Failure("an unlogged table is not empty after a promotion")
+    server.sql("INSERT INTO fleeting SELECT i, i FROM generate_series(1, 3000) i", "SELECT loosekv.flush('fleeting')")
+    if server.sql("SET enable_seqscan = off", "SELECT k FROM fleeting WHERE s = 77") != "77" or server.sql("SELECT * FROM loosekv.check('fleeting')"):
+        raise lib.Failure("an unlogged table does not work after a promotion")
 
 
 def promoted(primary, standby, writers, directory, seed):
     """An open cursor of the standby's time, promotion, then writes with flushes beside it."""
+    primary.sql(stdin="".join(f"BEGIN; INSERT INTO h1 VALUES ({k}, 1, 'prepared'); INSERT INTO l1 VALUES ({k}, 1, 'prepared'); PREPARE TRANSACTION '{name}';\n"
+                              for k, name in ((6_000_000_001, "yes"), (6_000_000_002, "no"))))
+    primary.sql("CREATE UNLOGGED TABLE fleeting (k int PRIMARY KEY, s int) USING loosekv", "CREATE INDEX fleeting_s ON fleeting (s)",
+                "INSERT INTO fleeting SELECT i, i FROM generate_series(1, 3000) i", "SELECT loosekv.flush('fleeting')", "INSERT INTO fleeting VALUES (5000, 5000)")
+    wait_for_replay(primary, standby)
+    told = standby.try_sql("SELECT count(*) FROM fleeting").stderr
+    if "ERROR:  0A000" not in told:
+        raise lib.Failure(f"who reads an unlogged table on a standby is told: {told}")
     primary.stop("immediate")
     cursor = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -252,6 +369,7 @@ def promoted(primary, standby, writers, directory, seed):
     while (line := cursor.stdout.readline()) and line.strip() != "ready":
         lines.append(line.strip())
     standby.sql("SELECT pg_promote()")
+    outlasted(standby)
     load = lib.Load(standby, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-promoted").start()
     time.sleep(4)
     rest, error = cursor.communicate("FETCH ALL FROM c;\nCOMMIT;\n", timeout=120)

@@ -1,0 +1,26 @@
+"""What the campaigns take for a crash of a server: `python3 -m unittest discover regress/campaigns`."""
+import unittest
+
+import lib
+
+
+class Fallen(unittest.TestCase):
+    def test_crashes(self):
+        for line in ("LOG:  server process (PID 7) was terminated by signal 11: Segmentation fault",
+                     "LOG:  background worker \"loosekv worker\" (PID 7) was terminated by signal 6: Aborted",
+                     "LOG:  startup process (PID 7) was terminated by signal 7: Bus error",
+                     "LOG:  server process (PID 7) was terminated by signal 99",
+                     "PANIC:  block with WILL_INIT flag in WAL record must be zeroed by redo routine",
+                     "thread '<unnamed>' panicked at engine/src/tree/mod.rs:1:1:",
+                     "TRAP: FailedAssertion(\"false\", File: \"xact.c\", Line: 1, PID: 7)"):
+            self.assertEqual(lib.fallen(["LOG:  checkpoint starting: immediate\n", line + "\n"]), [line])
+
+    def test_kills(self):
+        for line in ("LOG:  server process (PID 7) was terminated by signal 9: Killed", "LOG:  server process (PID 7) exited with exit code 2",
+                     "WARNING:  terminating connection because of crash of another server process",
+                     "LOG:  terminating any other active server processes", "LOG:  database system was interrupted"):
+            self.assertEqual(lib.fallen([line]), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
