@@ -293,7 +293,8 @@ test_idle_tail() {
 test_moved_end() {
     local before sum
     sql "CREATE TABLE moved (k uuid PRIMARY KEY, v text) USING loosekv WITH (loosekv.compression = 'zstd')" >/dev/null
-    sql "INSERT INTO moved SELECT md5(i::text)::uuid, repeat(md5(i::text), 8) FROM generate_series(1, 200000) i" >/dev/null
+    sql "INSERT INTO moved SELECT md5(i::text)::uuid, (SELECT string_agg(md5(i::text || j), '') FROM generate_series(1, 8) j)
+        FROM generate_series(1, 200000) i" >/dev/null
     expect_worker
     before=$(sql "SELECT pg_relation_size('moved')")
     sum=$(sql "SELECT sum(hashtext(k || v)) FROM moved")
