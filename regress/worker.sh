@@ -377,7 +377,39 @@ test_horizon() {
     done
 }
 
-all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon many_tables short_memory idle_tail moved_end restart kill)
+test_waits() {
+    # What a session shows that waits: for a worker that has stopped in the midst of its work, and for another's row.
+    local pid waits="EXISTS (SELECT FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%s' AND wait_event_type || '/' || wait_event = '%s')"
+    setting loosekv.write_throttle 1000
+    table t
+    fill t 1 20000
+    expect_worker
+    pid=$(worker_pid | head -n 1)
+    kill -STOP "$pid"
+    fill t 20001 120000 &
+    load_pids+=($!)
+    # shellcheck disable=SC2059
+    until_true 20 "$(printf "$waits" "INSERT INTO t%" Extension/Extension)"
+    kill -CONT "$pid"
+    wait "${load_pids[0]}" || fail "the stalled writer"
+    load_pids=()
+    [ "$(sql "SELECT count(*) FROM t")" = 120000 ] || fail "rows are missing"
+    sql "BEGIN; UPDATE t SET v = 'mine' WHERE k = 7; SELECT pg_sleep(2); COMMIT" >/dev/null &
+    load_pids+=($!)
+    # shellcheck disable=SC2059
+    until_true 20 "$(printf "$waits" "%pg_sleep(2)%" Timeout/PgSleep)"
+    sql "UPDATE t SET v = v || ' and yours' WHERE k = 7" >/dev/null &
+    load_pids+=($!)
+    # shellcheck disable=SC2059
+    until_true 20 "$(printf "$waits" "UPDATE t SET v = v%" Lock/transactionid)"
+    wait "${load_pids[@]}" || fail "those who waited"
+    load_pids=()
+    [ "$(sql "SELECT v FROM t WHERE k = 7")" = "mine and yours" ] || fail "an update is lost"
+    sql "ALTER SYSTEM RESET loosekv.write_throttle" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+}
+
+all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail moved_end restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

@@ -65,3 +65,14 @@ INSERT INTO ex VALUES (3, '[4,6)');
 INSERT INTO ex VALUES (3, '[9,10)');
 UPDATE ex SET r = '[2,3)' WHERE k = 2;
 SELECT * FROM ex ORDER BY k;
+-- what stands in secondary indexes is what stands in the tables
+CREATE EXTENSION amcheck;
+SELECT c.relname, bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam JOIN pg_index i ON i.indexrelid = c.oid
+    WHERE a.amname = 'btree' AND c.relnamespace = 'public'::regnamespace AND NOT i.indisprimary ORDER BY c.relname;
+-- and VACUUM counts the rows for the key, too
+CREATE TABLE counted (k int PRIMARY KEY, v int);
+INSERT INTO counted SELECT i, i FROM generate_series(1, 5000) i;
+VACUUM ANALYZE counted;
+DELETE FROM counted WHERE k % 10 = 0;
+VACUUM counted;
+SELECT relname, reltuples FROM pg_class WHERE relname IN ('counted', 'counted_pkey') ORDER BY 1;

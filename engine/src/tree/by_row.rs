@@ -11,7 +11,7 @@
 //! index is asked after the memtables, as in every look-up (I7), and not at all where no key is in two runs (`apart.rs`).
 
 use crate::error::Result;
-use crate::host::Host;
+use crate::host::{Host, Saw};
 use crate::mutation::{on, Mutation::RowTakenForAlone, Pause};
 use crate::run::Run;
 use crate::tree::read::{Pages, SCRATCH};
@@ -78,6 +78,7 @@ impl<H: Host> Tree<'_, H> {
                 if row < desc.shape.min_row || row > desc.shape.max_row {
                     continue;
                 }
+                self.host.saw(Saw::Run, 1);
                 if let Some(newest) = Run::new(&desc.shape, &desc.extents).by_row(&pages, row, scratch, out)? {
                     return Ok(Some((at, newest)));
                 }

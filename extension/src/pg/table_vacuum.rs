@@ -142,7 +142,10 @@ unsafe fn clean_indexes(rel: Relation, oldest: u64, rows: f64, strategy: pg_sys:
         pg_sys::vac_open_indexes(rel, lock, &mut count, &mut indexes);
         for i in 0..usize::try_from(count).unwrap_or(0) {
             let index = *indexes.add(i);
-            if !catalog::is_our_index(index) {
+            if catalog::is_our_index(index) {
+                let pages = u32::try_from((*(*index).rd_rel).relpages).unwrap_or(0);
+                update_index(index, pages, rows);
+            } else {
                 clean_index(rel, index, oldest, rows, strategy);
             }
         }
@@ -167,20 +170,28 @@ unsafe fn clean_index(rel: Relation, index: Relation, oldest: u64, rows: f64, st
         let stats = pg_sys::index_bulk_delete(&mut info, std::ptr::null_mut(), Some(is_dead), state);
         let stats = pg_sys::index_vacuum_cleanup(&mut info, stats);
         if !stats.is_null() && !(*stats).estimated_count {
-            let (mut xid_updated, mut multi_updated) = (false, false);
-            pg_sys::vac_update_relstats(
-                index,
-                (*stats).num_pages,
-                (*stats).num_index_tuples,
-                0,
-                false,
-                pg_sys::InvalidTransactionId,
-                pg_sys::TransactionId::from(0),
-                &mut xid_updated,
-                &mut multi_updated,
-                false,
-            );
+            update_index(index, (*stats).num_pages, (*stats).num_index_tuples);
         }
+    }
+}
+
+unsafe fn update_index(index: Relation, pages: u32, rows: f64) {
+    let (none, no_multi) = (pg_sys::InvalidTransactionId, pg_sys::TransactionId::from(0));
+    let (mut xid_updated, mut multi_updated) = (false, false);
+    // SAFETY: the index is open and locked.
+    unsafe {
+        pg_sys::vac_update_relstats(
+            index,
+            pages,
+            rows,
+            0,
+            false,
+            none,
+            no_multi,
+            &mut xid_updated,
+            &mut multi_updated,
+            false,
+        );
     }
 }
 

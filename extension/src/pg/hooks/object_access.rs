@@ -4,6 +4,7 @@
 //! When a key is dropped, what its rows look like is noted, and after the statement the table is rewritten without one:
 //! the catalog would no longer tell how to read it.
 
+use super::publications;
 use crate::codec::key::KeyCodec;
 use crate::pg::{catalog, error, index_am};
 use crate::table::info;
@@ -44,6 +45,7 @@ unsafe extern "C-unwind" fn hook(
         if class.to_u32() == pg_sys::RelationRelationId.to_u32() && part == 0 {
             if access == pg_sys::ObjectAccessType::OAT_POST_CREATE {
                 created(object);
+                publications::note(object);
             } else if access == pg_sys::ObjectAccessType::OAT_DROP {
                 dropped(object);
             }

@@ -1,6 +1,6 @@
 //! Utility statements: some need a hand, and what cannot work is refused before anything is done.
 
-use super::{databases, object_access, options};
+use super::{databases, object_access, options, publications};
 use crate::pg::bindings_am::raw;
 use crate::pg::{catalog, error, relam_mask};
 use pgrx::pg_sys;
@@ -67,6 +67,9 @@ unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool)
                     publication((*alter).pubobjects);
                 }
             }
+            NodeTag::T_AlterObjectSchemaStmt => {
+                note_table((*node.cast::<pg_sys::AlterObjectSchemaStmt>()).relation);
+            }
             NodeTag::T_VacuumStmt if PREFETCH.get().is_none() => {
                 PREFETCH.set(Some(raw::maintenance_io_concurrency));
             }
@@ -84,7 +87,21 @@ unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, depth: usize) {
     // SAFETY: the statement is still there.
     unsafe { options::after(statement) };
     // SAFETY: as above.
-    let tag = unsafe { (*(*statement).utilityStmt).type_ };
+    let (node, tag) = unsafe { ((*statement).utilityStmt, (*(*statement).utilityStmt).type_) };
+    // SAFETY: the node is what its tag says.
+    unsafe {
+        match tag {
+            NodeTag::T_CreatePublicationStmt => {
+                let create = node.cast::<pg_sys::CreatePublicationStmt>();
+                publications::after_change((*create).pubname, (*create).for_all_tables);
+            }
+            NodeTag::T_AlterPublicationStmt => {
+                publications::after_change((*node.cast::<pg_sys::AlterPublicationStmt>()).pubname, false);
+            }
+            NodeTag::T_TransactionStmt => {}
+            _ => publications::after_statement(),
+        }
+    }
     match tag {
         NodeTag::T_VacuumStmt => restore_prefetch(),
         NodeTag::T_DropdbStmt | NodeTag::T_AlterDatabaseStmt => databases::after(),
@@ -153,7 +170,11 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
     unsafe {
         for command in catalog::nodes::<pg_sys::AlterTableCmd>((*alter).cmds) {
             match (*command).subtype {
-                AlterTableType::AT_AttachPartition => attach((*command).def.cast()),
+                AlterTableType::AT_AttachPartition => {
+                    note_table((*(*command).def.cast::<pg_sys::PartitionCmd>()).name);
+                    attach((*command).def.cast());
+                }
+                AlterTableType::AT_SetLogged => note_table((*alter).relation),
                 AlterTableType::AT_AddConstraint => {
                     let constraint = (*command).def.cast::<pg_sys::Constraint>();
                     let primary = (*constraint).contype == pg_sys::ConstrType::CONSTR_PRIMARY;
@@ -164,7 +185,10 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
                         index_below((*alter).relation);
                     }
                 }
-                AlterTableType::AT_SetAccessMethod => refuse_set_access_method((*alter).relation, (*command).name),
+                AlterTableType::AT_SetAccessMethod => {
+                    note_table((*alter).relation);
+                    refuse_set_access_method((*alter).relation, (*command).name);
+                }
                 _ => {}
             }
         }
@@ -260,12 +284,21 @@ unsafe fn publication(objects: *mut pg_sys::List) {
             if table.is_null() {
                 continue;
             }
-            if let Some((name, _)) = our_table((*table).relation) {
-                error::unsupported(
-                    format!("loosekv table \"{name}\" cannot be published"),
-                    "Logical decoding of loosekv tables is not supported. Physical replication is.",
-                );
+            let relation = (*table).relation;
+            if let Some(relid) = lookup(relation, pg_sys::AccessShareLock) {
+                let partitioned = pg_sys::get_rel_relkind(relid) as u8 == pg_sys::RELKIND_PARTITIONED_TABLE;
+                publications::before_adding(relid, (*relation).inh || partitioned);
             }
+        }
+    }
+}
+
+/// Where the statement is to put this table, or what it is to make of it, may publish it.
+unsafe fn note_table(name: *mut pg_sys::RangeVar) {
+    // SAFETY: the statement's table, if it is one.
+    unsafe {
+        if !name.is_null() {
+            lookup(name, pg_sys::NoLock).into_iter().for_each(publications::note);
         }
     }
 }
