@@ -186,6 +186,12 @@ def many_tables(server, count):
             if server.sql(f"SELECT count(*) FROM ({' UNION ALL '.join(names)}) x WHERE n <> 2") != "0":
                 raise lib.Failure(f"a table among {first}..{first + 50} lacks rows{' after a crash' if crash else ''}")
         each_table(server, count, "INSERT INTO many@ VALUES (3, 'c') ON CONFLICT DO NOTHING; DELETE FROM many@ WHERE k = 3")
+    # More tables in one query than memory has places for at once: it is told so, and the next one is answered.
+    every = " UNION ALL ".join(f"SELECT k FROM many{n}" for n in range(count))
+    if attempt(server, f"SELECT count(*) FROM ({every}) x", codes=(FULL, "55000")) and count >= 1000:
+        raise lib.Failure(f"{count} tables are in memory at once: nothing was tested")
+    if server.sql("SELECT count(*) FROM many7") != "2":
+        raise lib.Failure("a table cannot be read after a query of too many tables")
     each_table(server, count, "DROP TABLE many@")
     memory_came_back(server)
 
@@ -553,7 +559,8 @@ def big(directory, servers, gigabytes):
     if wrong != "0":
         raise lib.Failure(f"{wrong} rows read by key are wrong")
     server.kill_all()
-    server.start()
+    # There are gigabytes to replay.
+    server.start(timeout=1800)
     if server.sql("SELECT count(*) FROM big", timeout=3600) != str(rows):
         raise lib.Failure("rows are missing after a crash")
     size = int(server.sql("SELECT pg_relation_size('big')")) / (1 << 30)
