@@ -389,7 +389,7 @@ def changed_records(directory, servers, rng, rounds):
         started = server.start(check=number == 0, timeout=30)
         outcomes["started" if started else "stopped"] += 1
         if started:
-            # Rows that the log has in a wrong order with right checksums are an internal error when they are flushed.
+            # What a record with a right checksum says is believed when it is replayed: an internal error may not know where it was.
             read_all(server, READS + ("SELECT * FROM loosekv.check('t')",), "t", told, named=False)
             read_all(server, rng.sample(WRITES, 3), "t", told, named=False)
             server.stop("immediate")

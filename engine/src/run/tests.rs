@@ -245,12 +245,14 @@ fn rows_of_the_greatest_length_fit() {
 }
 
 #[test]
-#[should_panic(expected = "in order")]
-fn rows_out_of_order_are_a_bug() {
+fn rows_out_of_order_are_refused() {
     let mut writer = RunWriter::new(Pages::default(), &RunOptions::default(), L0Id(1), L0Id(1)).unwrap();
     let head = Head::default();
     writer.add(&RowRef { key: b"b", head, body: b"" }).unwrap();
-    let _ = writer.add(&RowRef { key: b"a", head, body: b"" });
+    for row in [RowRef { key: b"a", head, body: b"" }, RowRef { key: b"b", head, body: b"" }] {
+        let refused = writer.add(&row).unwrap_err();
+        assert!(refused.to_string().contains("does not come in order"), "{refused}");
+    }
 }
 
 #[test]

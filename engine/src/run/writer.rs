@@ -83,7 +83,10 @@ impl<S: PageSink> RunWriter<S> {
         check(row)?;
         let order = if self.shape.rows == 0 { std::cmp::Ordering::Less } else { self.last_key.as_slice().cmp(row.key) };
         let in_order = order.is_lt() || (order.is_eq() && row.head.row_id < self.last_row);
-        assert!(in_order, "row versions come in order of key, newest first");
+        if !in_order {
+            // What comes from the pages of a log may have been changed there.
+            return Err(Error::structure(format!("row version {} does not come in order", row.head.row_id)));
+        }
         if order.is_lt() {
             self.new_key(row);
         }
