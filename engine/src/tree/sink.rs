@@ -25,8 +25,10 @@ use loosekv_shm::scope;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-/// Smallest free piece that is used: a scan seeks once for each.
+/// Smallest free piece that is used, and how many such pieces a store has at the most: a scan seeks once for each, and who
+/// looks for a page of a run walks over its extents.
 const LEAST_PIECE: u32 = if cfg!(test) { 2 } else { 64 };
+const MOST_PIECES: u32 = 256;
 /// Pages copied at once.
 const BATCH: usize = 32;
 /// Share of the file that has to be won.
@@ -41,9 +43,14 @@ struct Plan {
     pages: u32,
 }
 
+fn least_piece(high: u32) -> u32 {
+    LEAST_PIECE.max(high / MOST_PIECES)
+}
+
 /// Lowers the mark from the end of the store as long as all above it finds room below. `runs`: what may be moved.
 fn plan(free: &FreeSpace, runs: impl Iterator<Item = Extent>) -> Plan {
-    let usable = |pages: u32| if pages >= LEAST_PIECE { pages } else { 0 };
+    let least = least_piece(free.high());
+    let usable = |pages: u32| if pages >= least { pages } else { 0 };
     let mut below: u32 = free.pieces().map(|piece| usable(piece.pages)).sum();
     let mut regions: Vec<(Extent, bool)> = runs.map(|extent| (extent, true)).collect();
     regions.extend(free.pieces().map(|piece| (piece, false)));
@@ -104,15 +111,15 @@ impl<H: Host> Tree<'_, H> {
     /// holds the maintenance lock; flushes may go on meanwhile.
     pub fn sink_one(&self, least: u32) -> Result<bool> {
         let view = self.pin();
-        let (id, mark, pages) = {
+        let (id, mark, pages, least_piece) = {
             let mut ledger = self.shared.ledger.lock();
             self.shared.reap(&mut ledger, self.host.lagging());
             match next_move(&ledger.free, &ledger.manifest, &view, least) {
-                Some(found) => found,
+                Some((id, mark, pages)) => (id, mark, pages, least_piece(ledger.free.high())),
                 None => return Ok(false),
             }
         };
-        let room = self.take_below(mark, pages, LEAST_PIECE)?;
+        let room = self.take_below(mark, pages, least_piece)?;
         if room.is_empty() {
             return Ok(false);
         }
