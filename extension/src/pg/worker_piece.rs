@@ -277,7 +277,10 @@ fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
 fn flush(locked: &Locked, open: &Table, name: &str) -> Result<bool> {
     report(&format!("flushing {name}"));
     let tree = open.tree(locked.rel);
-    let done = interrupt::held(|| tree.flush_one());
+    let done = match interrupt::held(|| tree.flush_one()) {
+        Err(Error::MemoryFull { .. }) => memory::with_relief(&tree, || interrupt::held(|| tree.flush_one())),
+        other => other,
+    };
     pace::update(&tree);
     done
 }
