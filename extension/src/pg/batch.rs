@@ -218,19 +218,15 @@ fn append() -> *mut Duplicate {
 
 /// Appends rows up to the first duplicate. Returns the table if there is one.
 fn append_but_for_duplicates() -> Option<Open> {
-    let mut appending = Appending::take()?;
-    let batch = &mut appending.batch;
+    let appending = Appending::take()?;
+    let Appending { batch, appended } = &appending;
     let target = batch.target;
     // Recovery learns of transaction ids from the WAL's records, which name the current subtransaction.
     xact::current_writer();
     // SAFETY: the statement has the relation open.
     let open = unsafe { Open::with_rows_waiting(target.rel) };
-    let mut appended = 0;
-    let result = write::insert_many(&open, &batch.drafts[..batch.rows], batch.writer, target.command, |at, _| {
-        appended = at + 1;
-    });
-    batch.remove(appended);
-    open.ok(result)?;
+    let done = |at, _| appended.set(at + 1);
+    open.ok(write::insert_many(&open, &batch.drafts[..batch.rows], batch.writer, target.command, done))?;
     Some(open)
 }
 
@@ -267,6 +263,8 @@ impl Batch {
 /// error too.
 struct Appending {
     batch: Batch,
+    /// How many of its rows are.
+    appended: Cell<usize>,
 }
 
 impl Appending {
@@ -274,13 +272,14 @@ impl Appending {
         if WAITING.replace(std::ptr::null_mut()).is_null() {
             return None;
         }
-        Some(Appending { batch: BATCH.replace(EMPTY) })
+        Some(Appending { batch: BATCH.replace(EMPTY), appended: Cell::new(0) })
     }
 }
 
 impl Drop for Appending {
     fn drop(&mut self) {
-        let batch = std::mem::replace(&mut self.batch, EMPTY);
+        let mut batch = std::mem::replace(&mut self.batch, EMPTY);
+        batch.remove(self.appended.get());
         if batch.rows > 0 {
             WAITING.set(batch.target.rel);
         }

@@ -132,13 +132,12 @@ fn our_am() -> Oid {
 /// A table of ours that could be published at all, were it a heap table.
 fn is_ours(relid: Oid) -> bool {
     let method = catalog::access_method_of(relid);
+    if method == Oid::INVALID || method != our_am() {
+        return false;
+    }
     // SAFETY: catalog look-ups.
-    method != Oid::INVALID
-        && method == our_am()
-        && unsafe {
-            pg_sys::get_rel_relkind(relid) as u8 == pg_sys::RELKIND_RELATION
-                && pg_sys::get_rel_persistence(relid) as u8 == pg_sys::RELPERSISTENCE_PERMANENT
-        }
+    let (kind, persistence) = unsafe { (pg_sys::get_rel_relkind(relid), pg_sys::get_rel_persistence(relid)) };
+    kind as u8 == pg_sys::RELKIND_RELATION && persistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT
 }
 
 fn name_of(relid: Oid) -> String {
