@@ -90,10 +90,12 @@ impl Core {
         let done = {
             let _one = lock(&self.host.flushing);
             self.host.health.check()?;
-            self.tree()?.flush_one()?
+            let done = self.tree()?.flush_one()?;
+            // Counted before anybody else can find that there is nothing left to do.
+            add(&self.host.counters.flushes, u64::from(done));
+            done
         };
         if done {
-            add(&self.host.counters.flushes, 1);
             self.measure()?;
             self.host.pace.flushed();
         }
@@ -105,12 +107,15 @@ impl Core {
         let done = {
             let _one = lock(&self.host.merging);
             self.host.health.check()?;
-            self.tree()?.compact_one(force)?
+            let done = self.tree()?.compact_one(force)?;
+            add(&self.host.counters.merges, u64::from(done));
+            if done {
+                lock(&self.sweep).get_or_insert_with(SweepCursor::new);
+            }
+            done
         };
         if done {
-            add(&self.host.counters.merges, 1);
             self.measure()?;
-            lock(&self.sweep).get_or_insert_with(SweepCursor::new);
         }
         Ok(done)
     }
