@@ -106,7 +106,42 @@ cancels() {
     [ "$(sql -c "SELECT count(*) FROM c WHERE v = 1")" = 30000 ] || fail "not all rows can be updated"
 }
 
-for test in corrupt_page full_memory cancels; do
+# A library that calls exit() in the midst of a transaction: it is rolled back, and nobody waits for what it held.
+library_exit() {
+    cat >"$dir/leave.c" <<'C'
+#include "postgres.h"
+#include "fmgr.h"
+PG_MODULE_MAGIC;
+PG_FUNCTION_INFO_V1(leave);
+Datum leave(PG_FUNCTION_ARGS) { exit(PG_GETARG_INT32(0)); }
+C
+    cc -shared -fPIC -I"$("$PG_CONFIG" --includedir-server)" "$dir/leave.c" -o "$dir/leave.so"
+    chmod 755 "$dir" "$dir/leave.so"
+    sql -c "CREATE FUNCTION leave(int) RETURNS int AS '$dir/leave.so' LANGUAGE c" \
+        -c "CREATE TABLE e (k int PRIMARY KEY, v text) USING loosekv" -c "INSERT INTO e SELECT i, 'a' FROM generate_series(1, 1000) i"
+    local code
+    for code in 0 1; do
+        psql -X -q -At -v ON_ERROR_STOP=1 >/dev/null 2>&1 <<SQL && fail "the function returned"
+BEGIN;
+INSERT INTO e VALUES (2000, 'b');
+SELECT * FROM e WHERE k = 7 FOR UPDATE;
+CREATE TEMP TABLE own (k int PRIMARY KEY) USING loosekv;
+INSERT INTO own VALUES (1);
+DECLARE c CURSOR FOR SELECT * FROM e ORDER BY k;
+FETCH 5 FROM c;
+SAVEPOINT a;
+UPDATE e SET v = 'c' WHERE k = 8;
+SELECT leave($code);
+SQL
+        sql -c "SET statement_timeout = '20s'" -c "INSERT INTO e VALUES (2000, 'mine')" -c "UPDATE e SET v = 'd' WHERE k IN (7, 8)" \
+            -c "DELETE FROM e WHERE k = 2000" || fail "what a process held that called exit($code) is still held"
+    done
+    [ "$(sql -c "SELECT count(*) FROM e")" = 1000 ] || fail "rows of a process that called exit() are there"
+    [ -z "$(sql -c "SELECT * FROM loosekv.check('e')")" ] || fail "the check finds something"
+    if grep -F "Thread Local Storage" "$dir/log" >&2; then fail "thread-locals were used after their end"; fi
+}
+
+for test in corrupt_page full_memory cancels library_exit; do
     "$test"
     echo "ok       $test"
 done

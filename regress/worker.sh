@@ -271,6 +271,27 @@ test_short_memory() {
     restart
 }
 
+# What stands at the end of an idle table's file moves down, and the file gets shorter.
+test_moved_end() {
+    local before sum
+    sql "CREATE TABLE moved (k uuid PRIMARY KEY, v text) USING loosekv WITH (loosekv.compression = 'zstd')" >/dev/null
+    sql "INSERT INTO moved SELECT md5(i::text)::uuid, (SELECT string_agg(md5(i::text || j), '') FROM generate_series(1, 8) j)
+        FROM generate_series(1, 200000) i" >/dev/null
+    sql "SELECT loosekv.compact('moved')" >/dev/null
+    # Its log stands at the end, and its memtable is too small to be flushed for the memory.
+    sql "INSERT INTO moved SELECT md5(i::text)::uuid, 'few' FROM generate_series(200001, 200100) i" >/dev/null
+    before=$(sql "SELECT pg_relation_size('moved')")
+    sum=$(sql "SELECT sum(hashtext(k || v)) FROM moved")
+    expect_worker
+    until_true 60 "pg_relation_size('moved') < $before * 3 / 4"
+    until_true 60 "(SELECT free_bytes * 4 < file_bytes FROM loosekv.stats WHERE tablename = 'moved')"
+    [ "$(sql "SELECT sum(hashtext(k || v)) FROM moved")" = "$sum" ] || fail "rows are missing"
+    [ -z "$(sql "SELECT * FROM loosekv.check('moved')")" ] || fail "the check finds something"
+    sql "INSERT INTO moved SELECT md5(i::text)::uuid, 'new' FROM generate_series(200101, 230000) i" >/dev/null
+    [ "$(sql "SELECT count(*) FROM moved")" = 230000 ] || fail "rows are missing"
+    sql "DROP TABLE moved" >/dev/null
+}
+
 test_idle_tail() {
     local before
     table t
@@ -391,7 +412,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail restart kill)
+all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail moved_end restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

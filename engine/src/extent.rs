@@ -97,11 +97,18 @@ impl FreeSpace {
     /// is the first piece that holds them, so that the end becomes free and can be given back. The extent has no sequence
     /// number yet.
     pub fn take(&mut self, pages: u32) -> Result<Extent> {
-        debug_assert!(pages > 0);
         let mostly_free = self.pages() > u64::from(self.high / 2);
-        let mut fitting = self.pieces.iter().enumerate().filter(|(_, p)| p.pages >= pages);
-        let best = if mostly_free { fitting.next() } else { fitting.min_by_key(|(_, p)| p.pages) };
-        if let Some((at, _)) = best {
+        let fitting = self.pieces.iter().enumerate().filter(|(_, p)| p.pages >= pages);
+        match fitting.min_by_key(|(_, p)| p.pages) {
+            Some((at, _)) if !mostly_free => Ok(self.cut(at, pages)),
+            _ => self.take_lowest(pages),
+        }
+    }
+
+    /// As [`FreeSpace::take`], from the first free piece that holds them.
+    pub fn take_lowest(&mut self, pages: u32) -> Result<Extent> {
+        debug_assert!(pages > 0);
+        if let Some(at) = self.pieces.iter().position(|p| p.pages >= pages) {
             return Ok(self.cut(at, pages));
         }
         let room = MAX_PAGES - self.high;

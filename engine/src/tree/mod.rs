@@ -58,6 +58,7 @@ pub use follow::{Holder, Next};
 pub use live_options::LiveOptions;
 pub use scan::Cursor;
 pub use shared::{Counters, Coverage, Shared};
+pub use sink::Ebb;
 pub use value_log::{fuzz_value, LargeValue, MAX_VALUE};
 pub use version::{unpin_by_force, SuperVersion};
 pub use write::MOST_STRIPED;

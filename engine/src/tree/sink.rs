@@ -8,16 +8,17 @@
 //!
 //! Above the *mark* stand as many pages as there are free ones below it: these are copied, and nothing else. The run stays
 //! the same, with other extents; what it has left waits in limbo for superversions that know it there
-//! ([`Owner::Moved`]). Extents of others (values, the row log, the manifest) stay where they are: the mark is above them.
+//! ([`Owner::Moved`]). The manifest's body goes along by itself, for the flip writes it anew; the row log goes when its rows
+//! are flushed ([`Ebb::Flush`]). Values stay where they are: the mark is above them.
 
 use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
-use crate::host::{Flip, Host, Work};
-use crate::manifest::{Manifest, RunDesc};
+use crate::host::{Flip, Host, Lagging, Work};
+use crate::manifest::RunDesc;
 use crate::page::PageBuf;
 use crate::run::PageSource;
 use crate::tree::read::Pages;
-use crate::tree::shared::{Limbo, Owner, Shared};
+use crate::tree::shared::{Ledger, Limbo, Owner, Shared};
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
 use crate::types::{Extent, PageNo, RunId};
@@ -43,35 +44,45 @@ struct Plan {
     pages: u32,
 }
 
+/// What stands in the page store, as far as it need not stay where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Region {
+    Free,
+    Run,
+    /// The manifest's body: every flip writes it elsewhere.
+    Body,
+    /// A log whose rows are to be flushed first.
+    Log,
+}
+
 fn least_piece(high: u32) -> u32 {
     LEAST_PIECE.max(high / MOST_PIECES)
 }
 
-/// Lowers the mark from the end of the store as long as all above it finds room below. `runs`: what may be moved.
-fn plan(free: &FreeSpace, runs: impl Iterator<Item = Extent>) -> Plan {
+/// Lowers the mark from the end of the store as long as all above it finds room below. `taken`: what may be moved.
+fn plan(free: &FreeSpace, taken: impl Iterator<Item = (Extent, Region)>) -> Plan {
     let least = least_piece(free.high());
     let usable = |pages: u32| if pages >= least { pages } else { 0 };
     let mut below: u32 = free.pieces().map(|piece| usable(piece.pages)).sum();
-    let mut regions: Vec<(Extent, bool)> = runs.map(|extent| (extent, true)).collect();
-    regions.extend(free.pieces().map(|piece| (piece, false)));
+    let mut regions: Vec<(Extent, Region)> = taken.collect();
+    regions.extend(free.pieces().map(|piece| (piece, Region::Free)));
     regions.sort_unstable_by_key(|(extent, _)| std::cmp::Reverse(extent.start));
     let mut plan = Plan { mark: free.high(), pages: 0 };
-    for (extent, is_run) in regions {
-        if extent.end().0 != plan.mark {
+    for (extent, region) in regions {
+        let lost = match region {
+            Region::Free => usable(extent.pages),
+            Region::Body => extent.pages,
+            Region::Run | Region::Log => 0,
+        };
+        if extent.end().0 != plan.mark || below < plan.pages + lost {
             break;
         }
-        if is_run {
-            let moved = extent.pages.min(below - plan.pages);
-            plan.pages += moved;
-            plan.mark -= moved;
-            if moved < extent.pages {
-                break;
-            }
-        } else if below - usable(extent.pages) < plan.pages {
+        below -= lost;
+        let moved = if region == Region::Run { extent.pages.min(below - plan.pages) } else { 0 };
+        plan.pages += moved;
+        plan.mark -= if region == Region::Run { moved } else { extent.pages };
+        if region == Region::Run && moved < extent.pages {
             break;
-        } else {
-            below -= usable(extent.pages);
-            plan.mark = extent.start.0;
         }
     }
     plan
@@ -107,27 +118,30 @@ fn moved(extents: &[Extent], mark: u32, room: &[Extent]) -> Vec<Extent> {
 }
 
 impl<H: Host> Tree<'_, H> {
-    /// Moves pages of one run, if that makes a good part of the store's end free. False: there is nothing to do. The caller
-    /// holds the maintenance lock; flushes may go on meanwhile.
+    /// Moves pages of one run, or the manifest's body alone, if that makes a good part of the store's end free. False: there
+    /// is nothing to do. The caller holds the maintenance lock; flushes may go on meanwhile.
     pub fn sink_one(&self, least: u32) -> Result<bool> {
         let view = self.pin();
-        let (id, mark, pages, least_piece) = {
+        let (next, least_piece) = {
             let mut ledger = self.shared.ledger.lock();
             self.shared.reap(&mut ledger, self.host.lagging());
-            match next_move(&ledger.free, &ledger.manifest, &view, least) {
-                Some((id, mark, pages)) => (id, mark, pages, least_piece(ledger.free.high())),
-                None => return Ok(false),
-            }
+            (next_move(&ledger, &view, least), least_piece(ledger.free.high()))
         };
-        let room = self.take_below(mark, pages, least_piece)?;
-        if room.is_empty() {
-            return Ok(false);
+        match next {
+            Some(Move::Run { id, mark, pages }) => {
+                let room = self.take_below(mark, pages, least_piece)?;
+                if room.is_empty() {
+                    return Ok(false);
+                }
+                let result = self.sink(&view, id, mark, &room);
+                if result.is_err() {
+                    self.give_extents(&room);
+                }
+                result.map(|()| true)
+            }
+            Some(Move::Body) => self.commit(|_| Ok(()), &[], &[], |_| Vec::new(), &Flip::default()).map(|()| true),
+            Some(Move::Log) | None => Ok(false),
         }
-        let result = self.sink(&view, id, mark, &room);
-        if result.is_err() {
-            self.give_extents(&room);
-        }
-        result.map(|()| true)
     }
 
     fn sink(&self, view: &SuperVersion, id: RunId, mark: u32, room: &[Extent]) -> Result<()> {
@@ -196,31 +210,68 @@ impl<H: Host> Tree<'_, H> {
     }
 }
 
-/// The run that stands highest, the mark, and how many of its pages are to be moved. `None`: too little would be won.
-fn next_move(free: &FreeSpace, manifest: &Manifest, view: &SuperVersion, least: u32) -> Option<(RunId, u32, u32)> {
-    if free.pages() < u64::from(least.max(free.high() / WORTH_SHARE)) {
+/// What goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Move {
+    /// From the mark on, so many pages.
+    Run {
+        id: RunId,
+        mark: u32,
+        pages: u32,
+    },
+    Body,
+    Log,
+}
+
+/// `None`: too little would be won.
+fn next_move(ledger: &Ledger, view: &SuperVersion, least: u32) -> Option<Move> {
+    let Ledger { free, manifest, .. } = ledger;
+    let least = least.max(free.high() / WORTH_SHARE);
+    if free.pages() < u64::from(least) {
         return None;
     }
     // A run that has just been flushed may be in the manifest alone.
     let known = |id: RunId| view.runs.iter().any(|run| run.id == id);
-    let runs = || manifest.runs.iter().filter(|run| known(run.id));
-    let extents = || runs().flat_map(|run| run.extents.iter().map(|extent| (run.id, *extent)));
-    let plan = plan(free, extents().map(|(_, extent)| extent));
-    let won = free.high() - plan.mark;
-    if plan.pages == 0 || won < least || won < free.high() / WORTH_SHARE {
-        return None;
+    let extents = || {
+        let runs = manifest.runs.iter().filter(|run| known(run.id));
+        runs.flat_map(|run| run.extents.iter().map(|extent| (run.id, *extent)))
+    };
+    let regions = || {
+        let runs = extents().map(|(_, extent)| (extent, Region::Run));
+        runs.chain(manifest.body.iter().map(|extent| (*extent, Region::Body)))
+    };
+    let logs = manifest.log_extents.iter().map(|log| (log.extent, Region::Log));
+    let worth = |plan: &Plan| free.high() - plan.mark >= least;
+    let Some(plan) = Some(plan(free, regions())).filter(worth) else {
+        return worth(&plan(free, regions().chain(logs))).then_some(Move::Log);
+    };
+    if plan.pages > 0 {
+        let (id, _) = extents().max_by_key(|(_, extent)| extent.start)?;
+        let above = extents().filter(|(run, _)| *run == id).map(|(_, extent)| divide(&extent, plan.mark).1.pages);
+        return Some(Move::Run { id, mark: plan.mark, pages: above.sum() });
     }
-    let (id, _) = extents().max_by_key(|(_, extent)| extent.start)?;
-    let above = extents().filter(|(run, _)| *run == id).map(|(_, extent)| divide(&extent, plan.mark).1.pages);
-    Some((id, plan.mark, above.sum()))
+    let fits = |body: &Extent| free.pieces().any(|piece| piece.pages >= body.pages && piece.end().0 <= plan.mark);
+    manifest.body.iter().any(|body| body.start.0 >= plan.mark && fits(body)).then_some(Move::Body)
+}
+
+/// How the end of the page store can be made free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ebb {
+    Sink,
+    /// The log is in the way: the memtables are to be flushed first.
+    Flush,
 }
 
 impl<H: Host> Shared<H> {
-    /// Whether [`Tree::sink_one`] would win so many pages, or more.
-    pub fn can_sink(&self, least: u32) -> bool {
+    /// Whether so many pages, or more, would become free at the end, and by what.
+    pub fn ebb(&self, least: u32, lagging: Option<Lagging>) -> Option<Ebb> {
         let view = self.current.pin::<H>();
-        let ledger = self.ledger.lock();
-        next_move(&ledger.free, &ledger.manifest, &view, least).is_some()
+        let mut ledger = self.ledger.lock();
+        self.reap(&mut ledger, lagging);
+        match next_move(&ledger, &view, least)? {
+            Move::Log => Some(Ebb::Flush),
+            Move::Run { .. } | Move::Body => Some(Ebb::Sink),
+        }
     }
 }
 
@@ -235,7 +286,7 @@ mod tests {
 
     fn planned(high: u32, runs: &[Extent], others: &[Extent]) -> Plan {
         let taken = runs.iter().chain(others).copied();
-        plan(&FreeSpace::complement(1, high, taken).unwrap(), runs.iter().copied())
+        plan(&FreeSpace::complement(1, high, taken).unwrap(), runs.iter().map(|run| (*run, Region::Run)))
     }
 
     #[test]
@@ -254,6 +305,20 @@ mod tests {
         let values = [extent(60, 5)];
         assert_eq!(planned(65, &[extent(20, 40)], &values), Plan { mark: 65, pages: 0 });
         assert_eq!(planned(80, &[extent(20, 40), extent(65, 10)], &values), Plan { mark: 65, pages: 10 });
+    }
+
+    #[test]
+    fn a_manifest_and_a_log_that_is_flushed_are_passed_over() {
+        let (run, body, log) =
+            ((extent(20, 40), Region::Run), (extent(60, 3), Region::Body), (extent(63, 7), Region::Log));
+        let planned = |taken: &[(Extent, Region)]| {
+            let all = [run, body, log].map(|(extent, _)| extent);
+            plan(&FreeSpace::complement(1, 70, all.into_iter()).unwrap(), taken.iter().copied())
+        };
+        // Of the 19 free pages below, 3 are for the manifest.
+        assert_eq!(planned(&[run, body, log]), Plan { mark: 44, pages: 16 });
+        assert_eq!(planned(&[run, body]), Plan { mark: 70, pages: 0 });
+        assert_eq!(planned(&[run, log]), Plan { mark: 63, pages: 0 });
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub mod log_reader;
 pub mod maintenance;
 pub mod pages;
 pub mod pins;
+pub mod process_local;
 pub mod progress;
 pub mod readers;
 pub mod redo;

@@ -7,6 +7,7 @@
 //! A process keeps no more pins than its share of the buffers; beyond that pages are copied.
 
 use super::pages::Page;
+use crate::host::process_local::ProcessLocal;
 use crate::pg::bindings;
 use loosekv_engine::page::PageBuf;
 use pgrx::pg_sys;
@@ -16,10 +17,8 @@ use std::ops::Deref;
 /// Most pins that a process keeps.
 const MOST: usize = 32;
 
-thread_local! {
-    static KEPT: Cell<usize> = const { Cell::new(0) };
-    static ABANDONED: Cell<bool> = const { Cell::new(false) };
-}
+static KEPT: ProcessLocal<Cell<usize>> = ProcessLocal::new(Cell::new(0));
+static ABANDONED: ProcessLocal<Cell<bool>> = ProcessLocal::new(Cell::new(false));
 
 /// A page that stays where it is until this is dropped.
 pub enum HeldPage {

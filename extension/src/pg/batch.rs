@@ -16,6 +16,7 @@
 use super::bindings_am::raw;
 use super::error::Duplicate;
 use super::{catalog, slot, table_am, xact};
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::table::write::{self, Draft};
 use crate::table::Open;
 use loosekv_engine::types::{Head, Writer};
@@ -53,12 +54,10 @@ struct Batch {
 const NOBODY: Target = Target { rel: std::ptr::null_mut(), command: 0, level: 0 };
 const EMPTY: Batch = Batch { target: NOBODY, writer: Writer(0), rows: 0, bytes: 0, drafts: Vec::new() };
 
-thread_local! {
-    static TARGET: Cell<Target> = const { Cell::new(NOBODY) };
-    static BATCH: RefCell<Batch> = const { RefCell::new(EMPTY) };
-    /// The table of which rows wait to be appended; null: none do, or they are being appended.
-    static WAITING: Cell<Relation> = const { Cell::new(std::ptr::null_mut()) };
-}
+static TARGET: ProcessLocal<Cell<Target>> = ProcessLocal::new(Cell::new(NOBODY));
+static BATCH: ProcessLocal<RefCell<Batch>> = ProcessLocal::new(RefCell::new(EMPTY));
+/// The table of which rows wait to be appended; null: none do, or they are being appended.
+static WAITING: ProcessLocal<Cell<Relation>> = ProcessLocal::new(Cell::new(std::ptr::null_mut()));
 
 /// The target of a statement that runs, and the one before it.
 #[derive(Clone, Copy)]
@@ -283,7 +282,7 @@ impl Drop for Appending {
         if batch.rows > 0 {
             WAITING.set(batch.target.rel);
         }
-        BATCH.set(batch);
+        BATCH.replace(batch);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Questions to the catalog.
 
 use crate::codec::key::KeyCodec;
+use crate::host::process_local::ProcessLocal;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{Oid, Relation};
 use std::cell::Cell;
@@ -115,9 +116,7 @@ pub unsafe fn nodes<T>(list: *const pg_sys::List) -> Vec<*mut T> {
     }
 }
 
-thread_local! {
-    static KEY_AM_OID: Cell<Oid> = const { Cell::new(Oid::INVALID) };
-}
+static KEY_AM_OID: ProcessLocal<Cell<Oid>> = ProcessLocal::new(Cell::new(Oid::INVALID));
 
 /// Our index access method's oid; invalid where the extension is not installed.
 pub fn key_am() -> Oid {

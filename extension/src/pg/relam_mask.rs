@@ -9,6 +9,7 @@
 
 use super::bindings_am::{guarded, raw};
 use super::catalog;
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use pgrx::pg_sys;
 use pgrx::pg_sys::Relation;
 use std::cell::RefCell;
@@ -18,9 +19,7 @@ struct Masked {
     level: i32,
 }
 
-thread_local! {
-    static MASKED: RefCell<Vec<Masked>> = const { RefCell::new(Vec::new()) };
-}
+static MASKED: ProcessLocal<RefCell<Vec<Masked>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 /// btree's oid.
 pub const BTREE: u32 = 403;

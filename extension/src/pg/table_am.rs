@@ -7,6 +7,7 @@
 use super::bindings_am::raw;
 use super::error::{self, Duplicate};
 use super::{batch, slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
+use crate::host::process_local::ProcessLocal;
 use crate::pg::xact::{self, Purpose};
 use crate::table::info;
 use crate::table::lock::{self, Got, KeyLock, Line};
@@ -97,10 +98,8 @@ unsafe extern "C-unwind" fn slot_callbacks(_rel: Relation) -> *const pg_sys::Tup
     &raw const slot::SLOT_OPS
 }
 
-thread_local! {
-    /// Room for rows on their way, kept from call to call.
-    static DRAFTS: RefCell<Vec<Draft>> = const { RefCell::new(Vec::new()) };
-}
+/// Room for rows on their way, kept from call to call.
+static DRAFTS: ProcessLocal<RefCell<Vec<Draft>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 /// Drafts that are always kept; and bytes up to which all are.
 const FEW_DRAFTS: usize = 64;
@@ -118,7 +117,7 @@ fn with_drafts<T>(count: usize, work: impl FnOnce(&mut [Draft]) -> T) -> T {
     if count > FEW_DRAFTS && drafts.iter().map(bytes).sum::<usize>() > MOST_DRAFTED {
         drafts.truncate(FEW_DRAFTS);
     }
-    DRAFTS.set(drafts);
+    DRAFTS.replace(drafts);
     result
 }
 

@@ -12,6 +12,7 @@
 
 use super::worker_piece;
 pub use super::worker_piece::between_pages;
+use crate::host::process_local::{later, Later, ProcessLocal, WithBorrow};
 use crate::host::{global, interrupt, registry, writers};
 use crate::settings;
 use crate::work::agenda::{Agenda, Task};
@@ -20,7 +21,7 @@ use crate::work::{memory, need};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use registry::FileKey;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, LazyCell};
 use std::collections::HashMap;
 use std::ffi::{c_char, CStr};
 use std::sync::atomic::Ordering::Relaxed;
@@ -42,15 +43,13 @@ const LEAVE_NAP: Duration = Duration::from_millis(5);
 /// `ProcArrayLock` in the array of the server's own LWLocks.
 const PROC_ARRAY_LOCK: usize = 4;
 
-thread_local! {
-    /// This process's place as a worker; `None` in every other process.
-    static SEAT: Cell<Option<Seat>> = const { Cell::new(None) };
-    /// What is to be done. Not borrowed while a piece is being done.
-    pub(super) static AGENDA: RefCell<Agenda<FileKey>> = RefCell::new(Agenda::new());
-    /// For each table how many rows had been written to it, and since when it is so many.
-    static WRITTEN: RefCell<HashMap<FileKey, (u64, Duration)>> = RefCell::new(HashMap::new());
-    static STARTED: Instant = Instant::now();
-}
+/// This process's place as a worker; `None` in every other process.
+static SEAT: ProcessLocal<Cell<Option<Seat>>> = ProcessLocal::new(Cell::new(None));
+/// What is to be done. Not borrowed while a piece is being done.
+pub(super) static AGENDA: Later<Agenda<FileKey>> = later();
+/// For each table how many rows had been written to it, and since when it is so many.
+static WRITTEN: Later<HashMap<FileKey, (u64, Duration)>> = later();
+static STARTED: ProcessLocal<LazyCell<Instant>> = ProcessLocal::new(LazyCell::new(Instant::now));
 
 mod raw {
     use std::ffi::c_int;
@@ -73,7 +72,7 @@ pub fn now() -> i64 {
 
 /// Time since this process began to count.
 pub(super) fn elapsed() -> Duration {
-    STARTED.with(Instant::elapsed)
+    STARTED.elapsed()
 }
 
 /// Wakes a worker.

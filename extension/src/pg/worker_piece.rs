@@ -10,6 +10,7 @@
 use super::{catalog, error, worker};
 use crate::host::critical::in_critical_section;
 use crate::host::maintenance::Maintenance;
+use crate::host::process_local::{later, Later, ProcessLocal, WithBorrow};
 use crate::host::registry::{self, FileKey, Table};
 use crate::host::{interrupt, progress, writers, PgHost};
 use crate::work::agenda::{Outcome, Task};
@@ -53,10 +54,8 @@ struct Current {
     gives_way: bool,
 }
 
-thread_local! {
-    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
-    static LOGGED: RefCell<HashMap<FileKey, (String, Duration)>> = RefCell::new(HashMap::new());
-}
+static CURRENT: ProcessLocal<Cell<Option<Current>>> = ProcessLocal::new(Cell::new(None));
+static LOGGED: Later<HashMap<FileKey, (String, Duration)>> = later();
 
 /// How a piece ended, and why.
 enum Ended {
@@ -401,9 +400,7 @@ fn report(what: &str) {
     }
 }
 
-thread_local! {
-    static ACTIVITY: RefCell<String> = const { RefCell::new(String::new()) };
-}
+static ACTIVITY: ProcessLocal<RefCell<String>> = ProcessLocal::new(RefCell::new(String::new()));
 
 /// What was being done is reported again when this is dropped.
 struct Activity(String);

@@ -1,6 +1,7 @@
 //! Transactions as the table code sees them: full transaction ids, what became of a writer, waiting for one.
 
 use super::bindings_am::raw;
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use loosekv_engine::types::{Fate, Flags, Head, Writer};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -9,11 +10,10 @@ use std::cell::{Cell, RefCell};
 /// entry is right for ever.
 const REMEMBERED: usize = 256;
 
-thread_local! {
-    static FATES: RefCell<[(u64, Fate); REMEMBERED]> = const { RefCell::new([(0, Fate::InProgress); REMEMBERED]) };
-    /// A full transaction id near the present, and the start of the transaction that read it.
-    static NEAR: Cell<(i64, u64)> = const { Cell::new((i64::MIN, 0)) };
-}
+static FATES: ProcessLocal<RefCell<[(u64, Fate); REMEMBERED]>> =
+    ProcessLocal::new(RefCell::new([(0, Fate::InProgress); REMEMBERED]));
+/// A full transaction id near the present, and the start of the transaction that read it.
+static NEAR: ProcessLocal<Cell<(i64, u64)>> = ProcessLocal::new(Cell::new((i64::MIN, 0)));
 
 /// The writer that versions of the current (sub)transaction carry; assigns a transaction id if there is none yet.
 pub fn current_writer() -> Writer {

@@ -7,9 +7,9 @@
 
 use crate::codec::key::KeyCodec;
 use crate::codec::TableCodec;
+use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::catalog;
 use pgrx::pg_sys;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -49,10 +49,8 @@ impl Info {
     }
 }
 
-thread_local! {
-    static KNOWN: RefCell<HashMap<u32, Rc<Info>>> = RefCell::new(HashMap::new());
-    static FORMATS: RefCell<HashMap<u32, KeyCodec>> = RefCell::new(HashMap::new());
-}
+static KNOWN: Later<HashMap<u32, Rc<Info>>> = later();
+static FORMATS: Later<HashMap<u32, KeyCodec>> = later();
 
 /// The table's info; `rel` is open.
 pub fn of(rel: pg_sys::Relation) -> Rc<Info> {

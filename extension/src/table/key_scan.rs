@@ -4,13 +4,13 @@
 use super::mvcc::View;
 use super::{recent, Open, TableCursor};
 use crate::codec::bound::Range;
+use crate::host::process_local::{later, Later};
 use crate::pg::ssi;
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
 use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
-use std::cell::RefCell;
 use std::ops::Bound;
 
 /// Most keys fit.
@@ -90,17 +90,15 @@ pub struct KeyScan {
     may_step: bool,
 }
 
-thread_local! {
-    /// Room for a row that the scan before has left: most statements read one.
-    static SPARE: RefCell<RowBuf> = RefCell::new(RowBuf::default());
-}
+/// Room for a row that the scan before has left: most statements read one.
+static SPARE: Later<RowBuf> = later();
 
 impl Drop for KeyScan {
     fn drop(&mut self) {
         if self.single.body.capacity() <= MOST_SPARED {
             self.single.key.clear();
             self.single.body.clear();
-            let _ = SPARE.try_with(|spare| spare.replace(std::mem::take(&mut self.single)));
+            SPARE.replace(std::mem::take(&mut self.single));
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use super::mvcc::{Newest, Standing};
 use super::{recent, Open};
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::xact;
 use loosekv_engine::tree::Observed;
 use loosekv_engine::types::Flags;
@@ -19,9 +20,7 @@ struct Look {
     observed: Observed,
 }
 
-thread_local! {
-    static LAST: RefCell<Option<Look>> = const { RefCell::new(None) };
-}
+static LAST: ProcessLocal<RefCell<Option<Look>>> = ProcessLocal::new(RefCell::new(None));
 
 /// Notes the newest version of the key whose writer did not abort; only what cannot change unseen is kept.
 pub fn note(open: &Open, key: &[u8], newest: Option<Newest>, observed: Observed) {

@@ -18,6 +18,7 @@
 //! locks as well, and where prepared transactions are possible at all (max_prepared_transactions) everybody looks for those too.
 
 use super::{key_hash, Open};
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::row_locks::{self, Attempt, Tag};
 use crate::pg::{error, xact};
 use loosekv_engine::types::{Fate, Writer};
@@ -38,12 +39,10 @@ struct Kept {
     writer: Writer,
 }
 
-thread_local! {
-    /// The locks that this transaction keeps to its end.
-    static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
-    /// The writers in whose name it has locked whole tables.
-    static WHOLE: RefCell<Vec<Writer>> = const { RefCell::new(Vec::new()) };
-}
+/// The locks that this transaction keeps to its end.
+static KEPT: ProcessLocal<RefCell<Vec<Kept>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+/// The writers in whose name it has locked whole tables.
+static WHOLE: ProcessLocal<RefCell<Vec<Writer>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 pub struct KeyLock {
     tag: Tag,

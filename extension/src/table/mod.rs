@@ -18,6 +18,7 @@ pub mod splits;
 pub mod tid;
 pub mod write;
 
+use crate::host::process_local::ProcessLocal;
 use crate::host::PgHost;
 use crate::pg::{batch, error, xact};
 use info::Info;
@@ -149,9 +150,7 @@ impl Open {
     }
 }
 
-thread_local! {
-    static UNKEYED: Cell<u64> = const { Cell::new(0) };
-}
+static UNKEYED: ProcessLocal<Cell<u64>> = ProcessLocal::new(Cell::new(0));
 
 /// The key of a row in a table without a primary key: unique, and in the order of arrival within a transaction. Seven bytes
 /// of the writer's id, five of a counter of this process. (The row id itself is not known before the row is appended.)

@@ -5,6 +5,7 @@
 //! saves the way through the row directory.
 
 use super::{last_look, Open};
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Hint, Looked};
 use loosekv_engine::types::{Head, RowBuf, RowId, RowRef};
@@ -20,11 +21,9 @@ struct Kept {
     row: RowBuf,
 }
 
-thread_local! {
-    static KEEPER: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
-    static NEXT: Cell<usize> = const { Cell::new(0) };
-    static NOTING: Cell<bool> = const { Cell::new(false) };
-}
+static KEEPER: ProcessLocal<RefCell<Vec<Kept>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+static NEXT: ProcessLocal<Cell<usize>> = ProcessLocal::new(Cell::new(0));
+static NOTING: ProcessLocal<Cell<bool>> = ProcessLocal::new(Cell::new(false));
 
 /// Whether scans should note what they return: a statement that may come back to its rows is running.
 pub fn set_noting(noting: bool) -> bool {

@@ -1,9 +1,9 @@
 //! What a table needs, by a look at its shared state: no page is read.
 
 use super::agenda::Task;
-use crate::host::PgHost;
+use crate::host::{writers, PgHost};
 use loosekv_engine::host::Budgets;
-use loosekv_engine::tree::Shared;
+use loosekv_engine::tree::{Ebb, Shared};
 use loosekv_engine::types::Writer;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -40,10 +40,14 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
     if indexed && purgeable {
         return Some(Task::Sweep);
     }
-    if idle && tree.can_sink(WORTH_TRIMMING) {
-        return Some(Task::Sink);
+    if !idle {
+        return None;
     }
-    (idle && has_tail(tree)).then_some(Task::Trim)
+    match tree.ebb(WORTH_TRIMMING, writers::standbys()) {
+        Some(Ebb::Sink) => Some(Task::Sink),
+        Some(Ebb::Flush) if filling(tree) > 0 => Some(Task::Spill),
+        _ => has_tail(tree).then_some(Task::Trim),
+    }
 }
 
 /// Whether a good part of the file, at its end, is free.

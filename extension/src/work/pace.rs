@@ -6,6 +6,7 @@
 
 use super::ask;
 use super::backlog::Backlog;
+use crate::host::process_local::ProcessLocal;
 use crate::host::{interrupt, PgHost};
 use crate::settings;
 use loosekv_engine::tree::Tree;
@@ -16,10 +17,8 @@ use std::time::Duration;
 /// Shorter delays are saved up.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 
-thread_local! {
-    /// Delay that this process owes.
-    static OWED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-}
+/// Delay that this process owes.
+static OWED: ProcessLocal<Cell<Duration>> = ProcessLocal::new(Cell::new(Duration::ZERO));
 
 /// The backlog has changed.
 pub fn update(tree: &Tree<'_, PgHost>) {

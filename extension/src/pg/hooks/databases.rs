@@ -2,6 +2,7 @@
 //! their files is forgotten when the files are gone. A moved database may come back to where it was, and would find there
 //! what its tables were when it left.
 
+use crate::host::process_local::ProcessLocal;
 use crate::host::registry;
 use crate::pg::{catalog, worker};
 use pgrx::pg_sys;
@@ -11,10 +12,8 @@ use std::ffi::{c_char, CStr};
 /// Files of a database: all, or those in one tablespace.
 type Files = (u32, Option<u32>);
 
-thread_local! {
-    /// Whose files the statement takes away.
-    static LEAVING: Cell<Option<Files>> = const { Cell::new(None) };
-}
+/// Whose files the statement takes away.
+static LEAVING: ProcessLocal<Cell<Option<Files>>> = ProcessLocal::new(Cell::new(None));
 
 /// # Safety
 /// `statement` is a DropdbStmt.

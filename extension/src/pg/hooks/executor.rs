@@ -7,13 +7,13 @@
 //! - INSERT of many rows: they are gathered ([`batch`]) while the plan runs.
 //! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file.
 
+use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
 use crate::pg::{batch, catalog, error, relam_mask};
 use crate::table::recent;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
 use pgrx::prelude::*;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
@@ -268,10 +268,8 @@ unsafe fn describe_arbiter(index: pg_sys::Relation, info: *mut pg_sys::IndexInfo
     }
 }
 
-thread_local! {
-    /// `=` of operator families and types, and its function. PostgreSQL remembers what is in an operator class as long.
-    static EQUALITIES: RefCell<HashMap<(u32, u32), (Oid, Oid)>> = RefCell::new(HashMap::new());
-}
+/// `=` of operator families and types, and its function. PostgreSQL remembers what is in an operator class as long.
+static EQUALITIES: Later<HashMap<(u32, u32), (Oid, Oid)>> = later();
 
 /// `=` of this operator family for this type, and its function.
 fn equality(family: Oid, input: Oid) -> (Oid, Oid) {

@@ -9,6 +9,7 @@
 //! between the start and the end of the executor. Parallel workers count for themselves and are not in them; the section
 //! says so. `EXPLAIN EXECUTE` does not come by this hook, and has no section.
 
+use crate::host::process_local::ProcessLocal;
 use crate::host::seen::Seen;
 use crate::pg::bindings_am::raw;
 use loosekv_engine::host::Saw;
@@ -31,9 +32,7 @@ struct Explained {
     level: i32,
 }
 
-thread_local! {
-    static EXPLAINED: Cell<Option<Explained>> = const { Cell::new(None) };
-}
+static EXPLAINED: ProcessLocal<Cell<Option<Explained>>> = ProcessLocal::new(Cell::new(None));
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.

@@ -6,6 +6,7 @@
 
 use super::publications;
 use crate::codec::key::KeyCodec;
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::{catalog, error, index_am};
 use crate::table::info;
 use crate::table::rewrite::{self, Rekeyed};
@@ -17,10 +18,8 @@ use std::ffi::c_void;
 
 static mut PREVIOUS: pg_sys::object_access_hook_type = None;
 
-thread_local! {
-    /// Tables that have lost their key in this transaction and were not rewritten yet.
-    static KEYLESS: RefCell<Vec<Oid>> = const { RefCell::new(Vec::new()) };
-}
+/// Tables that have lost their key in this transaction and were not rewritten yet.
+static KEYLESS: ProcessLocal<RefCell<Vec<Oid>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.

@@ -9,6 +9,7 @@
 //! PostgreSQL 15 knows one namespace of options, "toast", and an option registered for heap's relations would have to stand
 //! in a table of its own code that nobody can add to. So the options are handled here, and kept where it keeps its own.
 
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::{guarded, raw};
 use crate::pg::table_options::{self, Pair};
 use crate::pg::{catalog, error};
@@ -35,9 +36,7 @@ enum Target {
     Old(Oid),
 }
 
-thread_local! {
-    static PENDING: RefCell<Vec<Pending>> = const { RefCell::new(Vec::new()) };
-}
+static PENDING: ProcessLocal<RefCell<Vec<Pending>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 /// The transaction is over.
 pub fn forget() {

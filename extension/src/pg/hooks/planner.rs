@@ -2,11 +2,11 @@
 //! and every row that another index points to costs a search in the row directory and a data page of its own, whatever
 //! order the index has.
 
+use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
 use crate::pg::{catalog, relam_mask};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_char;
 
@@ -80,12 +80,10 @@ type Estimate = unsafe extern "C-unwind" fn(
 /// full scans cost the same where they take the same time (`bench/sql crossover`).
 const ROW_BY_ID: f64 = 10.0;
 
-thread_local! {
-    /// How the access methods of other indexes estimate: by their oid.
-    static ESTIMATES: RefCell<HashMap<u32, Estimate>> = RefCell::new(HashMap::new());
-    /// Whether keys come in the order of their operator classes: by index.
-    static ORDERED: RefCell<HashMap<u32, bool>> = RefCell::new(HashMap::new());
-}
+/// How the access methods of other indexes estimate: by their oid.
+static ESTIMATES: Later<HashMap<u32, Estimate>> = later();
+/// Whether keys come in the order of their operator classes: by index.
+static ORDERED: Later<HashMap<u32, bool>> = later();
 
 fn is_ordered(index: pg_sys::Oid) -> bool {
     let known = ORDERED.with_borrow(|ordered| ordered.get(&index.to_u32()).copied());

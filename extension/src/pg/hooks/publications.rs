@@ -2,6 +2,7 @@
 //! ours is not published by name, nor as a partition, nor does a published table become one of ours. Where all tables of a
 //! schema or a database are published, a warning names one that is not.
 
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::guarded;
 use crate::pg::{catalog, error};
 use pgrx::pg_sys;
@@ -13,10 +14,8 @@ use std::ffi::{c_char, CStr};
 
 const HINT: &str = "Logical decoding of loosekv tables is not supported. Physical replication is.";
 
-thread_local! {
-    /// Relations that the statement has made or changed in a way that may publish them.
-    static CHANGED: RefCell<Vec<Oid>> = const { RefCell::new(Vec::new()) };
-}
+/// Relations that the statement has made or changed in a way that may publish them.
+static CHANGED: ProcessLocal<RefCell<Vec<Oid>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 /// The statement makes this relation, or changes its place or its access method.
 pub fn note(relid: Oid) {

@@ -1,6 +1,7 @@
 //! Utility statements: some need a hand, and what cannot work is refused before anything is done.
 
 use super::{databases, object_access, options, publications};
+use crate::host::process_local::ProcessLocal;
 use crate::pg::bindings_am::raw;
 use crate::pg::{catalog, error, relam_mask};
 use pgrx::pg_sys;
@@ -11,10 +12,8 @@ use std::ffi::{c_char, CStr};
 
 static mut PREVIOUS: pg_sys::ProcessUtility_hook_type = None;
 
-thread_local! {
-    /// While ANALYZE runs: the setting to be restored.
-    static PREFETCH: Cell<Option<i32>> = const { Cell::new(None) };
-}
+/// While ANALYZE runs: the setting to be restored.
+static PREFETCH: ProcessLocal<Cell<Option<i32>>> = ProcessLocal::new(Cell::new(None));
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.
