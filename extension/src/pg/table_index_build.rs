@@ -138,7 +138,7 @@ pub unsafe extern "C-unwind" fn build_range_scan(
         let mut feed = Feed { index, callback, callback_state, rows: 0.0 };
         let mut evaluation = Evaluation::begin(table, info);
         if !scan.is_null() {
-            feed.parallel(table, scan, &mut evaluation);
+            feed.parallel(table, scan, !(*info).ii_Concurrent, &mut evaluation);
         } else if (*info).ii_Concurrent {
             feed.snapshot(table, &mut evaluation);
         } else if start == 0 && blocks == pg_sys::InvalidBlockNumber && !any_visible {
@@ -181,12 +181,13 @@ impl Feed {
         }
     }
 
-    /// A worker's share of a parallel build.
-    unsafe fn parallel(&mut self, table: Relation, scan: TableScanDesc, evaluation: &mut Evaluation) {
+    /// A worker's share of a parallel build. `older`: versions that older snapshots may need are wanted, too. (Not beside
+    /// writers: what one supersedes who has not ended is what the scan sees.)
+    unsafe fn parallel(&mut self, table: Relation, scan: TableScanDesc, older: bool, evaluation: &mut Evaluation) {
         // SAFETY: a scan of our table.
         unsafe {
             // Of one participant: the leader.
-            if pg_sys::ParallelWorkerNumber < 0 {
+            if older && pg_sys::ParallelWorkerNumber < 0 {
                 self.older(&Open::new(table), xact::oldest_visible(table), evaluation);
             }
             let forward = pg_sys::ScanDirection::ForwardScanDirection;
