@@ -28,11 +28,21 @@ class Failure(Exception):
 # Sessions that lose their server are told the same whether a campaign killed it or it fell by itself: its log tells them apart.
 # (Campaigns kill with signal 9 alone.)
 FALLEN = re.compile(r"terminated by signal (?!9\b)|\bPANIC:|panicked at|\bTRAP:")
+# PostgreSQL's own end of a process that is giving files away at its commit, waits for the checkpointer to note that, and finds
+# the postmaster gone instead (RegisterSyncRequest): what it has committed is kept.
+ORPHANED = re.compile(r"PANIC:  (XX000: )?cannot abort transaction \d+, it was already committed")
 
 
 def fallen(lines):
     """Those of a server's log that say that a process crashed."""
-    return [line.strip() for line in lines if FALLEN.search(line)]
+    found, orphans = [], False
+    for line in lines:
+        if "starting PostgreSQL" in line:
+            orphans = False
+        orphans |= "due to unexpected postmaster exit" in line
+        if FALLEN.search(line) and not (orphans and ORPHANED.search(line)):
+            found.append(line.strip())
+    return found
 
 
 def work_directory(name):
@@ -256,6 +266,9 @@ def suspicious(line):
         # The heap twin comes first: what it lets pass is no duplicate.
         return 'constraint "l' in text
     if code == "40001" and "conflict with recovery" in text:
+        return False
+    if ORPHANED.search(line):
+        # Whether it was one is to be seen in the log.
         return False
     return len(code) == 5 and code not in EXPECTED
 

@@ -21,6 +21,13 @@ class Fallen(unittest.TestCase):
                      "LOG:  terminating any other active server processes", "LOG:  database system was interrupted"):
             self.assertEqual(lib.fallen([line]), [])
 
+    def test_orphans(self):
+        orphaned = "FATAL:  terminating connection due to unexpected postmaster exit"
+        died = "PANIC:  cannot abort transaction 7, it was already committed"
+        self.assertEqual(lib.fallen([orphaned, died]), [])
+        self.assertEqual(lib.fallen([died]), [died])
+        self.assertEqual(lib.fallen([orphaned, "LOG:  starting PostgreSQL 15.20 on x86_64-pc-linux-gnu", died]), [died])
+
 
 if __name__ == "__main__":
     unittest.main()
