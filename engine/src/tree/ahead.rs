@@ -197,7 +197,9 @@ impl Lane {
         let Source::Run { cursor, .. } = source else { return };
         if let (true, Some((_, layout, image, _))) = (self.words.is_empty(), cursor.window()) {
             let common = layout.prefix(image);
-            let word = |row| prefix_of((common, layout.suffix(image, row).unwrap_or_default()));
+            let (head, bits) = (prefix(common), 8 * common.len() as u32);
+            let word =
+                |row| head | prefix(layout.suffix(image, row).unwrap_or_default()).checked_shr(bits).unwrap_or(0);
             self.words.extend((0..self.rows).map(word));
         }
     }
@@ -404,12 +406,5 @@ fn compare(a: (&[u8], &[u8]), b: (&[u8], &[u8])) -> Ordering {
 /// What [`prefix`] makes of a key in two pieces.
 #[inline]
 fn prefix_of((first, rest): (&[u8], &[u8])) -> u64 {
-    match (first, rest.first_chunk()) {
-        ([], Some(word)) => u64::from_be_bytes(*word),
-        _ => {
-            let mut word = [0; 8];
-            word.iter_mut().zip(first.iter().chain(rest)).for_each(|(to, from)| *to = *from);
-            u64::from_be_bytes(word)
-        }
-    }
+    prefix(first) | prefix(rest).checked_shr(8 * first.len() as u32).unwrap_or(0)
 }
