@@ -116,6 +116,17 @@ class Meter:
             os.sync()
         return settled
 
+    @staticmethod
+    def rest(size, still, patience):
+        """Waits until `size()` has been the same for so many seconds: tables that nobody uses give their free end back."""
+        deadline = time.monotonic() + patience
+        last, since = size(), time.monotonic()
+        while time.monotonic() < min(since + still, deadline):
+            time.sleep(min(still, 0.5))
+            now = size()
+            if now != last:
+                last, since = now, time.monotonic()
+
 
 def difference(begin, end):
     """What was used from one reading to another, by name."""

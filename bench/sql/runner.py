@@ -180,6 +180,8 @@ class GroupRunner:
         outcome = work()
         end = self.meter.read()
         settled = self.meter.settle(amounts.patience, amounts.quiet) if workload.writes else True
+        if cell.workload == "load":
+            self.meter.rest(lambda: disk_bytes(paths), amounts.still, amounts.patience)
         rest = self.meter.read()
         peak, size = peak.finish(), disk_bytes(paths)
         after = self._stats(store, table)
