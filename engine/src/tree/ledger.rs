@@ -153,8 +153,11 @@ impl<H: Host> Tree<'_, H> {
 
     fn write_body(&self, ledger: &mut Ledger, next: &mut Manifest, body: &[u8]) -> Result<()> {
         let pages = BodyRef::pages(body.len());
-        // At the end of the store it would be in the way of whoever wants to give that back.
-        let mut extent = scope::with(|| ledger.free.take_lowest(pages.max(1)))?;
+        let sinks = std::mem::take(&mut ledger.body_sinks);
+        let mut extent = scope::with(|| match sinks {
+            true => ledger.free.take_lowest(pages.max(1)),
+            false => ledger.free.take(pages.max(1)),
+        })?;
         extent.seq = next.next_seq;
         next.next_seq = ExtentSeq(next.next_seq.0 + 1);
         // Named before it is written to: on a standby somebody may still be reading what was there.

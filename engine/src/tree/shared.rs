@@ -78,6 +78,8 @@ pub struct Ledger {
     /// told to those who replay flips.
     pub freed: u64,
     pub reuse_told: u64,
+    /// The next flip writes the manifest's body as low as it can: pages are sinking. (Elsewhere it would cut large pieces.)
+    pub body_sinks: bool,
     pub values: ValueSpace,
 }
 
@@ -193,6 +195,7 @@ impl<H: Host> Shared<H> {
                 held: Vec::new(),
                 freed,
                 reuse_told: 0,
+                body_sinks: false,
                 values: ValueSpace::default(),
             }),
             versions: Latched::new(Versions { retired: Vec::new(), next_generation }),

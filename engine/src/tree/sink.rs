@@ -125,7 +125,9 @@ impl<H: Host> Tree<'_, H> {
         let (next, least_piece) = {
             let mut ledger = self.shared.ledger.lock();
             self.shared.reap(&mut ledger, self.host.lagging());
-            (next_move(&ledger, &view, least), least_piece(ledger.free.high()))
+            let next = next_move(&ledger, &view, least);
+            ledger.body_sinks = next.is_some();
+            (next, least_piece(ledger.free.high()))
         };
         match next {
             Some(Move::Run { id, mark, pages }) => {
