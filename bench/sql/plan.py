@@ -58,7 +58,7 @@ class Amounts:
     patience: float = 600.0
     quiet: float = 0.5
     # Seconds for which a loaded table's size does not change when it is at rest: longer than the background waits.
-    still: float = 15.0
+    still: float = 30.0
 
 
 @dataclass(frozen=True)
