@@ -115,7 +115,7 @@ PG_MODULE_MAGIC;
 PG_FUNCTION_INFO_V1(leave);
 Datum leave(PG_FUNCTION_ARGS) { exit(PG_GETARG_INT32(0)); }
 C
-    cc -shared -fPIC -I"$("${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}" --includedir-server)" "$dir/leave.c" -o "$dir/leave.so"
+    cc -shared -fPIC -I"$("$pgbin/pg_config" --includedir-server)" "$dir/leave.c" -o "$dir/leave.so"
     chmod 755 "$dir" "$dir/leave.so"
     sql -c "CREATE FUNCTION leave(int) RETURNS int AS '$dir/leave.so' LANGUAGE c" \
         -c "CREATE TABLE e (k int PRIMARY KEY, v text) USING loosekv" -c "INSERT INTO e SELECT i, 'a' FROM generate_series(1, 1000) i"
