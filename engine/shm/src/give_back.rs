@@ -37,6 +37,8 @@ const CANDIDATE: u32 = 1 << 31;
 pub(crate) struct Passes {
     /// Odd while one is under way.
     number: AtomicU64,
+    /// The one that somebody has waited for too long: its process was killed, most likely. Nobody else waits for it.
+    overdue: AtomicU64,
     /// Bytes of free objects that the last one left.
     left: AtomicUsize,
     /// From when on another is worth it for any free object.
@@ -67,7 +69,11 @@ impl Passes {
         }
         let since = Instant::now();
         while !now.is_multiple_of(2) {
+            if self.overdue.load(Relaxed) == now {
+                return false;
+            }
             if since.elapsed() > PATIENCE {
+                self.overdue.store(now, Relaxed);
                 return false;
             }
             std::thread::sleep(NAP);

@@ -4,7 +4,7 @@ mod common;
 use common::*;
 use loosekv_shm::{heap, reserve, reserve_growth, scope, Full, Needs};
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 16 << 20;
 const EMERGENCY: usize = 512 << 10;
@@ -100,6 +100,27 @@ fn survivors_stay_what_they_are(mem: *mut u8) {
     loosekv_shm::leave();
 }
 
+/// A process that is killed while it gives chunks back takes the passes with it: the others are refused sooner, and do not
+/// wait for it each time.
+fn a_killed_pass_holds_nobody_up(mem: *mut u8) {
+    for kill in 0..10 {
+        create(mem);
+        let child = fork(|| loop {
+            drop(fill(24));
+            assert!(heap::alloc_block(SEGMENT).is_none());
+        });
+        std::thread::sleep(Duration::from_micros(20_000 + mix(kill) % 40_000));
+        child.kill();
+        assert_eq!(child.wait(), Err(-libc::SIGKILL));
+        let began = Instant::now();
+        for _ in 0..20 {
+            assert!(heap::alloc_block(SEGMENT).is_none());
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?} for 20 refusals", began.elapsed());
+        loosekv_shm::leave();
+    }
+}
+
 /// What the others keep in their magazines comes when they heed.
 fn magazines_are_given_up_when_memory_is_short(mem: *mut u8) {
     create(mem);
@@ -192,6 +213,7 @@ fn main() {
     growth_leaves_room_for_blocks(mem);
     what_one_size_had_serves_others_and_blocks(mem);
     survivors_stay_what_they_are(mem);
+    a_killed_pass_holds_nobody_up(mem);
     magazines_are_given_up_when_memory_is_short(mem);
     nobody_gets_what_another_has(mem);
 }

@@ -13,6 +13,8 @@ const SEGMENT: usize = 128 << 20;
 const KEYS: u64 = 2000;
 const HOT: u64 = 99;
 const HOT_KEYS: u64 = 300;
+/// Longer than any machine may stand still.
+const UNTIL_KILLED: Duration = Duration::from_secs(3600);
 
 /// Blocks filled with their owner's mark, checked when freed.
 #[derive(Default)]
@@ -143,14 +145,14 @@ fn killed_processes_disturb_nobody(mem: *mut u8) {
     let end = Instant::now() + Duration::from_secs_f64(seconds());
     let whole = Duration::from_secs_f64(seconds());
     let survivors: Vec<_> = (0..2).map(|c| fork(move || client(c, 5, whole, false, true))).collect();
-    let mut victims: Vec<_> = (2..5).map(|c| fork(move || client(c, 5, whole * 10, false, true))).collect();
+    let mut victims: Vec<_> = (2..5).map(|c| fork(move || client(c, 5, UNTIL_KILLED, false, true))).collect();
     let mut kills = 0;
     while Instant::now() < end {
         std::thread::sleep(Duration::from_micros(500 + mix(kills) % 20_000));
         let i = kills as usize % victims.len();
         let client_number = 2 + i as u64;
         victims[i].kill();
-        let again = fork(move || client(client_number, kills, whole * 10, false, true));
+        let again = fork(move || client(client_number, kills, UNTIL_KILLED, false, true));
         assert_eq!(std::mem::replace(&mut victims[i], again).wait(), Err(-libc::SIGKILL), "died of something else");
         kills += 1;
     }
