@@ -292,6 +292,24 @@ test_moved_end() {
     sql "DROP TABLE moved" >/dev/null
 }
 
+# A merge with little memory keeps what it needs at the end in temporary files; where those are limited, in memory after all.
+test_side_files() {
+    local begun limit
+    for limit in -1 64; do
+        table t
+        fill t 1 100000
+        fill t 100001 200000
+        begun=$(sql "SELECT temp_files FROM pg_stat_database WHERE datname = 'postgres'")
+        sql "SET maintenance_work_mem = '1MB'; SET temp_file_limit = $limit; SELECT loosekv.compact('t')" >/dev/null
+        [ -z "$(sql "SELECT * FROM loosekv.check('t')")" ] || fail "the check finds something"
+        [ "$(sql "SELECT count(*), count(DISTINCT k), sum(length(v)) FROM t")" = "200000|200000|51200000" ] || fail "rows are missing"
+        if [ "$limit" = -1 ]; then
+            until_true 20 "temp_files > $begun FROM pg_stat_database WHERE datname = 'postgres'"
+        fi
+    done
+    [ -z "$(ls "$dir"/data/base/pgsql_tmp 2>/dev/null)" ] || fail "a temporary file is left"
+}
+
 test_idle_tail() {
     local before
     table t
@@ -412,7 +430,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail moved_end restart kill)
+all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail moved_end side_files restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

@@ -12,6 +12,8 @@
 
 use crate::error::{Error, Result};
 use crate::page::{PageBuf, CONTENT};
+use crate::run::aside::{Entry, Sorter};
+use crate::run::PageSink;
 use crate::types::{PageNo, PAGE_SIZE};
 
 /// Blocked Bloom filter.
@@ -112,54 +114,63 @@ fn probes_for(bits_per_key: u32) -> u8 {
 
 /// Collects the hashes of a run's keys and makes the filter pages of them.
 pub struct FilterBuilder {
-    hashes: Vec<u64>,
+    hashes: Sorter<u64>,
     bits_per_key: u32,
 }
 
-impl FilterBuilder {
-    /// With no bits there is no filter.
-    pub fn new(bits_per_key: u32) -> FilterBuilder {
-        FilterBuilder { hashes: Vec::new(), bits_per_key }
+impl Entry for u64 {
+    type Bytes = [u8; 8];
+
+    fn bytes(self) -> [u8; 8] {
+        self.to_le_bytes()
     }
 
-    pub fn add(&mut self, hash: u64) {
+    fn read(bytes: &[u8]) -> u128 {
+        bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)).into()
+    }
+}
+
+impl FilterBuilder {
+    /// With no bits there is no filter. `memory`: how many bytes the hashes may take before they go to a side file.
+    pub fn new(bits_per_key: u32, memory: usize) -> FilterBuilder {
+        FilterBuilder { hashes: Sorter::new(memory), bits_per_key }
+    }
+
+    pub fn add(&mut self, hash: u64, sink: &impl PageSink) -> Result<()> {
         if self.bits_per_key > 0 {
-            self.hashes.push(hash);
+            self.hashes.add(hash, sink)?;
         }
+        Ok(())
     }
 
     /// Pages that the filter will have.
     pub fn pages(&self) -> u32 {
-        let bits = self.hashes.len() as u64 * u64::from(self.bits_per_key);
+        let bits = self.hashes.len() * u64::from(self.bits_per_key);
         bits.div_ceil((BLOCKS_PER_PAGE * BLOCK * 8) as u64) as u32
     }
 
     /// Makes the pages one by one, in order; `put` is given each page's contents.
     #[allow(clippy::indexing_slicing, reason = "blocks and bits are reduced to what a page has")]
-    pub fn finish(mut self, mut put: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    pub fn finish(self, mut put: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let pages = self.pages();
         let probes = probes_for(self.bits_per_key);
-        if pages > 1 {
-            self.hashes.sort_unstable();
-        }
-        let mut hashes = self.hashes.as_slice();
+        let mut hashes = self.hashes.finish()?;
+        let mut next = hashes.next()?;
         let mut contents = vec![0u8; HEADER + BLOCKS_PER_PAGE * BLOCK];
         for page in 0..pages {
             contents.fill(0);
             contents[0] = KIND_BLOCKED_BLOOM;
             contents[1] = probes;
-            let here = hashes.partition_point(|hash| page_of(*hash, pages) <= page);
-            let (mine, rest) = if pages > 1 { hashes.split_at(here) } else { (hashes, &[][..]) };
-            for hash in mine {
-                let block = HEADER + block_of(*hash, pages) * BLOCK;
-                for bit in bits_of(*hash, probes) {
+            while let Some(hash) = next.map(|hash| hash as u64).filter(|hash| page_of(*hash, pages) <= page) {
+                let block = HEADER + block_of(hash, pages) * BLOCK;
+                for bit in bits_of(hash, probes) {
                     contents[block + bit / 8] |= 1 << (bit % 8);
                 }
+                next = hashes.next()?;
             }
-            hashes = rest;
             put(&contents)?;
         }
-        debug_assert!(hashes.is_empty());
+        debug_assert!(next.is_none());
         Ok(())
     }
 }
@@ -195,10 +206,11 @@ pub fn fuzz_filter(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::testing::Pages;
 
     fn build(keys: &[Vec<u8>], bits: u32) -> Vec<Vec<u8>> {
-        let mut builder = FilterBuilder::new(bits);
-        keys.iter().for_each(|key| builder.add(key_hash(key)));
+        let mut builder = FilterBuilder::new(bits, usize::MAX);
+        keys.iter().for_each(|key| builder.add(key_hash(key), &Pages::default()).unwrap());
         let expected = builder.pages();
         let mut pages = Vec::new();
         builder

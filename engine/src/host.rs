@@ -11,6 +11,13 @@ use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, Writer};
 use loosekv_shm::RawLatch;
 use std::ops::Deref;
 
+/// A file of one process, which is written in order and then read anywhere. It is gone when this is dropped.
+pub trait SideFile {
+    fn append(&mut self, bytes: &[u8]) -> Result<()>;
+    /// Fills `into` with what stands there.
+    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<()>;
+}
+
 pub trait Host: Sized + 'static {
     /// A reader-writer latch that lives inside the shared structures.
     type Latch: RawLatch;
@@ -88,6 +95,10 @@ pub trait Host: Sized + 'static {
     // Memory.
 
     fn budgets(&self) -> &Budgets;
+    /// How much memory of its own a process may take for what it keeps aside while it merges runs, in bytes ...
+    fn aside_memory(&self) -> usize;
+    /// ... and where the rest goes.
+    fn side_file(&self) -> Result<Box<dyn SideFile>>;
     /// A superversion was pinned (or unpinned) by this process. A host whose processes may end without unwinding keeps
     /// the list, and unpins by force at exit ([`crate::tree::unpin_by_force`]).
     fn note_pin(_pinned: *const SuperVersion, _held: bool) {}

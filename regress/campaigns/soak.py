@@ -14,8 +14,9 @@ SAMPLE = """SELECT sum(memtable_bytes), sum(index_bytes), sum(run_rows + memtabl
     sum(waiting_bytes) FROM loosekv.stats"""
 # What was retired stays in one of these until no reader is left that may look at it.
 MEMORY = "SELECT part || '|' || bytes FROM loosekv.memory WHERE part NOT IN ('free', 'kept for emergencies', 'all')"
-# Bytes by which a figure may grow beside its share: an extent of a large run more or less, a chunk of the heap for each table.
-SLACK = {"waiting for readers, bytes": 4 << 20}
+# Bytes by which a figure may grow beside its share: an extent of a large run more or less, the memtables that may wait for their
+# flush, a chunk of the heap for each table.
+SLACK = {"waiting for readers, bytes": 4 << 20, "memtables, bytes": 8 << 20, "memtables in shared memory, bytes": 8 << 20}
 
 
 def resident(pid):

@@ -24,6 +24,8 @@ pub trait Fs: Send + Sync + 'static {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;
     /// Makes a new file; fails if the name is taken.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>>;
+    /// Makes a file that has no name, and is gone when it is closed, on the device of a directory.
+    fn create_unnamed(&self, dir: &Path) -> io::Result<Arc<dyn File>>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// The names in a directory, sorted.
@@ -103,6 +105,13 @@ impl Fs for RealFs {
         let file =
             fs::OpenOptions::new().read(true).write(true).create_new(true).custom_flags(libc::O_CLOEXEC).open(path)?;
         Ok(Arc::new(RealFile(file)))
+    }
+
+    fn create_unnamed(&self, dir: &Path) -> io::Result<Arc<dyn File>> {
+        let path = dir.join(format!("side-{:016x}", self.random()?));
+        let file = self.create(&path)?;
+        self.remove(&path)?;
+        Ok(file)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! Keeps I6's durable part (pages are synced before the flip that names them) and I18 (a failed sync ends writing).
 
-use super::fs::{Fs, Lock};
+use super::fs::{File, Fs, Lock};
 use super::health::{lock, Health};
 use super::log_segment::LogRow;
 use super::meta_file::MetaFile;
@@ -13,7 +13,7 @@ use super::page_file::{Page, PageFile};
 use super::row_log::RowLog;
 use super::sequence::{SequenceHorizon, Sequences};
 use crate::error::{Error, Result};
-use crate::host::{Budgets, Flip, Host};
+use crate::host::{Budgets, Flip, Host, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::{on, Mutation::I6PagesNotSynced};
 use crate::page::PageBuf;
@@ -22,7 +22,7 @@ use crate::types::{L0Id, LogAddr, PageNo};
 use loosekv_shm::latch::ThreadLatch;
 use std::io;
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -34,6 +34,7 @@ pub struct EmbeddedHost(Arc<Parts>);
 
 pub struct Parts {
     pub fs: Arc<dyn Fs>,
+    pub dir: PathBuf,
     pub options: Options,
     pub health: Arc<Health>,
     pub meta: MetaFile,
@@ -90,6 +91,7 @@ impl EmbeddedHost {
         budgets.key_index.limit.store(options.key_index_budget, Ordering::Relaxed);
         let host = EmbeddedHost(Arc::new(Parts {
             fs,
+            dir: dir.to_path_buf(),
             options: options.clone(),
             health,
             pages,
@@ -208,6 +210,15 @@ impl Host for EmbeddedHost {
         &self.budgets
     }
 
+    fn aside_memory(&self) -> usize {
+        self.options.aside_memory
+    }
+
+    fn side_file(&self) -> Result<Box<dyn SideFile>> {
+        let file = self.fs.create_unnamed(&self.dir).map_err(|e| Error::io("cannot make a side file", e))?;
+        Ok(Box::new(Unnamed { file, len: 0 }))
+    }
+
     fn frozen(&self) {
         self.pace.wake(Task::Flush);
     }
@@ -228,6 +239,27 @@ impl Host for EmbeddedHost {
         match self.pace.is_stopped() {
             true => Err(Error::Unavailable("the store is being closed".into())),
             false => Ok(()),
+        }
+    }
+}
+
+struct Unnamed {
+    file: Arc<dyn File>,
+    len: u64,
+}
+
+impl SideFile for Unnamed {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_at(bytes, self.len).map_err(|e| Error::io("cannot write a side file", e))?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<()> {
+        match self.file.read_at(into, at) {
+            Ok(read) if read == into.len() => Ok(()),
+            Ok(_) => Err(Error::structure("a side file is shorter than what was written")),
+            Err(e) => Err(Error::io("cannot read a side file", e)),
         }
     }
 }

@@ -34,6 +34,9 @@ pub struct Options {
     pub memtables_budget: u64,
     /// Memory for the key index. Where it ends, the oldest runs are served by filters and fences.
     pub key_index_budget: u64,
+    /// Memory for what is kept aside while a run is written (some 20 bytes a row); what is more goes to unnamed files in the
+    /// store's directory.
+    pub aside_memory: usize,
     pub reads: Reads,
     /// Verify the checksum of every page read: mapped pages once, copied ones whenever they are read from the file.
     pub verify_checksums: bool,
@@ -58,6 +61,7 @@ impl Default for Options {
             runs_hard: 36,
             memtables_budget: 512 << 20,
             key_index_budget: 4 << 30,
+            aside_memory: 64 << 20,
             reads: Reads::Mapped,
             verify_checksums: true,
             log_chunk: 16 << 20,

@@ -321,6 +321,14 @@ impl Fs for SimFs {
         Ok(Arc::new(SimFile { fs: self.clone(), file, age: disk.age }))
     }
 
+    fn create_unnamed(&self, _dir: &Path) -> io::Result<Arc<dyn File>> {
+        let mut disk = lock(&self.0);
+        disk.operate(1)?;
+        let file = disk.files.len();
+        disk.files.push(Data::default());
+        Ok(Arc::new(SimFile { fs: self.clone(), file, age: disk.age }))
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut disk = lock(&self.0);
         disk.operate(0)?;

@@ -13,7 +13,9 @@
 //! below (its first id) and no payloads: the children are neighbours, the first of them is `base page` of the section.
 //! The root stands last. A row's slot is not stored: a page is searched for the row id when it has been read.
 
+use super::aside::{Entry, Sorter};
 use super::bytes::{bits_of, packed_at, u16_at, u32_at, u64_at, BitWriter};
+use super::PageSink;
 use crate::error::{Error, Result};
 use crate::page::{CAPACITY, CONTENT};
 use crate::types::{PageNo, RowId};
@@ -25,30 +27,71 @@ const PAGE_BITS: u32 = 24;
 
 /// Collects row id and data page of every row of a run: eight bytes a row (sixteen in a run of over 2^24 data pages).
 pub enum Builder {
-    Narrow(Vec<u64>),
-    Wide(Vec<u128>),
+    Narrow(Sorter<Narrow>),
+    Wide(Sorter<Wide>),
 }
 
-impl Default for Builder {
-    fn default() -> Builder {
-        Builder::Narrow(Vec::new())
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Narrow(u64);
+
+/// The row id above 32 bits of page.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Wide(u128);
+
+impl Narrow {
+    fn widen(self) -> Wide {
+        Wide::of(self.0 >> PAGE_BITS, self.0 as u32 & ((1 << PAGE_BITS) - 1))
+    }
+}
+
+impl Wide {
+    fn of(row: u64, page: u32) -> Wide {
+        Wide(u128::from(row) << 32 | u128::from(page))
+    }
+}
+
+impl Entry for Narrow {
+    type Bytes = [u8; 8];
+
+    fn bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> u128 {
+        Narrow(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))).widen().0
+    }
+}
+
+impl Entry for Wide {
+    type Bytes = [u8; 16];
+
+    fn bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> u128 {
+        bytes.first_chunk().map_or(0, |bytes| u128::from_le_bytes(*bytes))
     }
 }
 
 impl Builder {
-    pub fn add(&mut self, row: RowId, page: u32) {
+    /// `memory`: how many bytes the entries may take before they go to a side file.
+    pub fn new(memory: usize) -> Builder {
+        Builder::Narrow(Sorter::new(memory))
+    }
+
+    pub fn add(&mut self, row: RowId, page: u32, sink: &impl PageSink) -> Result<()> {
         debug_assert!(row <= RowId::MAX);
         if let Builder::Narrow(entries) = self {
             if page >> PAGE_BITS == 0 {
-                entries.push(row.0 << PAGE_BITS | u64::from(page));
-                return;
+                return entries.add(Narrow(row.0 << PAGE_BITS | u64::from(page)), sink);
             }
-            *self = Builder::Wide(
-                entries.iter().map(|e| wide(e >> PAGE_BITS, *e as u32 & ((1 << PAGE_BITS) - 1))).collect(),
-            );
+            let narrow = std::mem::replace(entries, Sorter::new(0));
+            *self = Builder::Wide(narrow.change(Narrow::widen, sink)?);
         }
-        if let Builder::Wide(entries) = self {
-            entries.push(wide(row.0, page));
+        match self {
+            Builder::Wide(entries) => entries.add(Wide::of(row.0, page), sink),
+            Builder::Narrow(_) => Ok(()),
         }
     }
 
@@ -56,22 +99,16 @@ impl Builder {
     pub fn finish(self, mut put: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut firsts = Vec::new();
         match self {
-            Builder::Narrow(mut entries) => {
-                entries.sort_unstable();
-                let entry = |e: u64| (e >> PAGE_BITS, e as u32 & ((1 << PAGE_BITS) - 1));
-                pack(entries.len(), |i| entries.get(i).map_or((0, 0), |e| entry(*e)), 0, &mut firsts, &mut put)?;
-            }
-            Builder::Wide(mut entries) => {
-                entries.sort_unstable();
-                let entry = |e: u128| ((e >> 32) as u64, e as u32);
-                pack(entries.len(), |i| entries.get(i).map_or((0, 0), |e| entry(*e)), 0, &mut firsts, &mut put)?;
-            }
+            Builder::Narrow(entries) => leaves(entries, &mut firsts, &mut put)?,
+            Builder::Wide(entries) => leaves(entries, &mut firsts, &mut put)?,
         }
         let (mut level, mut children_start, mut written) = (1, 0, firsts.len() as u32);
         while firsts.len() > 1 {
             let below = std::mem::take(&mut firsts);
-            let entry = |i: usize| (below.get(i).copied().unwrap_or(0), children_start + i as u32);
-            pack(below.len(), entry, level, &mut firsts, &mut put)?;
+            let entries = below.iter().zip(children_start..).map(|(first, child)| (*first, child));
+            let entries: Vec<(u64, u32)> = entries.collect();
+            let mut pages = Packing { level, guess: FIRST_GUESS, firsts: &mut firsts };
+            pages.pack(&entries, true, &mut put)?;
             children_start = written;
             written += firsts.len() as u32;
             level += 1;
@@ -80,8 +117,28 @@ impl Builder {
     }
 }
 
-fn wide(row: u64, page: u32) -> u128 {
-    u128::from(row) << 32 | u128::from(page)
+/// Entries that are looked at together: more than twice as many as a page takes.
+const TOGETHER: usize = 2 * (u16::MAX as usize + 1);
+
+fn leaves<E: Entry>(
+    entries: Sorter<E>,
+    firsts: &mut Vec<u64>,
+    put: &mut impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut left = usize::try_from(entries.len()).unwrap_or(usize::MAX);
+    let mut entries = entries.finish()?;
+    let mut together: Vec<(u64, u32)> = Vec::with_capacity(left.min(TOGETHER));
+    let mut pages = Packing { level: 0, guess: FIRST_GUESS, firsts };
+    while left > 0 || !together.is_empty() {
+        while together.len() < TOGETHER && left > 0 {
+            let entry = entries.next()?.ok_or_else(|| Error::structure("entries of a row directory are missing"))?;
+            together.push(((entry >> 32) as u64, entry as u32));
+            left -= 1;
+        }
+        let packed = pages.pack(&together, left == 0, put)?;
+        together.drain(..packed);
+    }
+    Ok(())
 }
 
 /// How the entries of one page are to be packed.
@@ -155,42 +212,53 @@ fn line(slope: u64, i: usize) -> u64 {
     ((u128::from(slope) * i as u128) >> SLOPE_BITS) as u64
 }
 
+/// Entries of a page before it is known how well they pack.
+const FIRST_GUESS: usize = 2000;
+
 /// Packs entries of one level into pages, as many into each as go in; notes the first id of each page.
-fn pack(
-    count: usize,
-    entry: impl Fn(usize) -> (u64, u32),
+struct Packing<'a> {
     level: u8,
-    firsts: &mut Vec<u64>,
-    put: &mut impl FnMut(&[u8]) -> Result<()>,
-) -> Result<()> {
-    const GROWTHS: usize = 3;
-    let mut contents = Vec::with_capacity(CAPACITY);
-    let (mut from, mut guess) = (0, 2000);
-    while from < count {
-        let mut taken = count.min(from + guess);
-        let mut plan = Plan::of(&entry, from, taken, level);
-        while plan.room() < taken - from {
-            taken = from + plan.room().min((taken - from) * 9 / 10).max(1);
-            plan = Plan::of(&entry, from, taken, level);
-        }
-        for _ in 0..GROWTHS {
-            let more = count.min(from + plan.room());
-            if more - taken <= (taken - from) / 50 {
-                break;
+    /// How many entries the next page will take, about.
+    guess: usize,
+    firsts: &'a mut Vec<u64>,
+}
+
+impl Packing<'_> {
+    /// Makes pages of the entries from the first on; how many it took. Unless these are the level's `last`, as many are left over
+    /// as a page could take.
+    fn pack(&mut self, entries: &[(u64, u32)], last: bool, put: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<usize> {
+        const GROWTHS: usize = 3;
+        let (count, level) = (entries.len(), self.level);
+        let entry = |i: usize| entries.get(i).copied().unwrap_or((0, 0));
+        let enough = if last { 1 } else { usize::from(u16::MAX) };
+        let mut contents = Vec::with_capacity(CAPACITY);
+        let mut from = 0;
+        while count - from >= enough {
+            let mut taken = count.min(from + self.guess);
+            let mut plan = Plan::of(&entry, from, taken, level);
+            while plan.room() < taken - from {
+                taken = from + plan.room().min((taken - from) * 9 / 10).max(1);
+                plan = Plan::of(&entry, from, taken, level);
             }
-            let wider = Plan::of(&entry, from, more, level);
-            if wider.room() < more - from {
-                break;
+            for _ in 0..GROWTHS {
+                let more = count.min(from + plan.room());
+                if more - taken <= (taken - from) / 50 {
+                    break;
+                }
+                let wider = Plan::of(&entry, from, more, level);
+                if wider.room() < more - from {
+                    break;
+                }
+                (taken, plan) = (more, wider);
             }
-            (taken, plan) = (more, wider);
+            plan.encode(&entry, from, taken, level, &mut contents);
+            put(&contents)?;
+            self.firsts.push(plan.base);
+            self.guess = taken - from;
+            from = taken;
         }
-        plan.encode(&entry, from, taken, level, &mut contents);
-        put(&contents)?;
-        firsts.push(plan.base);
-        guess = taken - from;
-        from = taken;
+        Ok(from)
     }
-    Ok(())
 }
 
 /// A directory page, understood and checked against the length of its contents.
@@ -295,10 +363,17 @@ pub fn fuzz_directory(contents: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::testing::Pages;
 
     fn build(entries: &[(u64, u32)]) -> Vec<Vec<u8>> {
-        let mut builder = Builder::default();
-        entries.iter().for_each(|(row, page)| builder.add(RowId(*row), *page));
+        let pages = build_within(usize::MAX, entries);
+        assert!(pages == build_within(entries.len(), entries), "with little memory");
+        pages
+    }
+
+    fn build_within(memory: usize, entries: &[(u64, u32)]) -> Vec<Vec<u8>> {
+        let mut builder = Builder::new(memory);
+        entries.iter().for_each(|(row, page)| builder.add(RowId(*row), *page, &Pages::default()).unwrap());
         let mut pages = Vec::new();
         builder
             .finish(|contents| {

@@ -1,6 +1,6 @@
 //! The bytes of every kind of page. Changing any of them is a new format version.
 
-use super::testing::TestRun;
+use super::testing::{Pages, TestRun};
 use super::{data, fence, keys, pack};
 use crate::filter::key_hash;
 use crate::options::RunOptions;
@@ -99,9 +99,9 @@ const COMPRESSED: &str = concat!(
 
 #[test]
 fn key_page() {
-    let mut builder = keys::Builder::default();
+    let mut builder = keys::Builder::new(usize::MAX);
     for (key, tombstone) in [("key1", false), ("key2", true), ("key33", false)] {
-        builder.add(key.as_bytes(), tombstone);
+        builder.add(key.as_bytes(), tombstone, &Pages::default()).unwrap();
     }
     let mut pages = Vec::new();
     builder
@@ -120,8 +120,9 @@ fn directory_page() {
         contents(&run, PageKind::Directory),
         "04000009000000000c000000000000000000801200000000d0feffffffffffff00000000000000003013008009"
     );
-    let mut builder = super::directory::Builder::default();
-    (0..5u64).for_each(|i| builder.add(RowId(1000 + 10 * i + i % 3), 7 + (i as u32 * 5) % 4));
+    let mut builder = super::directory::Builder::new(usize::MAX);
+    (0..5u64)
+        .for_each(|i| builder.add(RowId(1000 + 10 * i + i % 3), 7 + (i as u32 * 5) % 4, &Pages::default()).unwrap());
     let mut pages = Vec::new();
     builder
         .finish(|contents| {

@@ -9,7 +9,9 @@
 //! long as the one before, the length of the rest follows from that and is left out. The tombstone bit tells of the newest version
 //! of the key in the run.
 
+use super::aside::Contents;
 use super::bytes::{shared_prefix, u16_at};
+use super::PageSink;
 use crate::bytes::{get_varint, put_varint, varint_len};
 use crate::error::{Error, Result};
 use crate::page::{CAPACITY, CONTENT};
@@ -20,16 +22,21 @@ const SAME_LENGTH: u64 = 2;
 const SHARED_SHIFT: u32 = 2;
 
 /// Collects the contents of key pages; the keys come in order.
-#[derive(Default)]
 pub struct Builder {
-    /// Contents of the pages, one after the other; the last is being filled.
-    pages: Vec<Vec<u8>>,
+    full: Contents,
+    /// The page that is being filled; empty before the first key.
+    page: Vec<u8>,
     keys: u16,
     last: Vec<u8>,
 }
 
 impl Builder {
-    pub fn add(&mut self, key: &[u8], tombstone: bool) {
+    /// `memory`: how many bytes the pages may take before they go to a side file.
+    pub fn new(memory: usize) -> Builder {
+        Builder { full: Contents::new(memory), page: Vec::new(), keys: 0, last: Vec::new() }
+    }
+
+    pub fn add(&mut self, key: &[u8], tombstone: bool, sink: &impl PageSink) -> Result<()> {
         let entry = |last: &[u8]| {
             let shared = shared_prefix(last, key);
             let same = if last.len() == key.len() { SAME_LENGTH } else { 0 };
@@ -39,43 +46,49 @@ impl Builder {
             (word, rest, varint_len(word) + length + rest.len())
         };
         let (mut word, mut rest, size) = entry(&self.last);
-        if self.pages.last().is_none_or(|page| page.len() + size > CAPACITY) || self.keys == u16::MAX {
-            self.close();
-            let mut page = Vec::with_capacity(CAPACITY);
-            page.extend_from_slice(&[0; 2]);
-            self.pages.push(page);
+        if self.page.is_empty() || self.page.len() + size > CAPACITY || self.keys == u16::MAX {
+            if !self.page.is_empty() {
+                let page = self.close();
+                self.full.add(page, sink)?;
+            }
+            self.page.extend_from_slice(&[0; 2]);
             (word, rest, _) = entry(&[]);
         }
-        if let Some(page) = self.pages.last_mut() {
-            put_varint(page, word);
-            if word & SAME_LENGTH == 0 {
-                put_varint(page, rest.len() as u64);
-            }
-            page.extend_from_slice(rest);
-            debug_assert!(page.len() <= CAPACITY);
+        put_varint(&mut self.page, word);
+        if word & SAME_LENGTH == 0 {
+            put_varint(&mut self.page, rest.len() as u64);
         }
+        self.page.extend_from_slice(rest);
+        debug_assert!(self.page.len() <= CAPACITY);
         self.keys += 1;
         self.last.clear();
         self.last.extend_from_slice(key);
+        Ok(())
     }
 
-    fn close(&mut self) {
-        if let Some(count) = self.pages.last_mut().and_then(|page| page.first_chunk_mut()) {
+    /// The page that was being filled; another begins.
+    fn close(&mut self) -> Vec<u8> {
+        if let Some(count) = self.page.first_chunk_mut() {
             *count = self.keys.to_le_bytes();
         }
         self.keys = 0;
         self.last.clear();
+        std::mem::replace(&mut self.page, Vec::with_capacity(CAPACITY))
     }
 
     /// Pages so far.
     pub fn pages(&self) -> usize {
-        self.pages.len()
+        self.full.len() + usize::from(!self.page.is_empty())
     }
 
     /// Hands out the contents of each page, in order.
     pub fn finish(mut self, mut put: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        self.close();
-        self.pages.iter().try_for_each(|page| put(page))
+        let page = self.close();
+        self.full.finish(&mut put)?;
+        if page.is_empty() {
+            return Ok(());
+        }
+        put(&page)
     }
 }
 

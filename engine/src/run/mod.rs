@@ -4,12 +4,13 @@
 //! | data pages | key pages? | directory pages? | filter pages? | fence pages (bottom-up, root last) | footer |
 //! ```
 //!
-//! [`writer`] makes a run of row versions that come in order, [`reader`] answers from it, [`cursor`] walks over it, [`check`]
+//! [`writer`] makes a run of row versions that come in order (what it needs at the end is kept `aside`), [`reader`] answers from it, [`cursor`] walks over it, [`check`]
 //! looks whether all of it is sound. Each
 //! kind of page has its own file, which describes its bytes: [`data`] (packed by `pack`), [`keys`], [`directory`],
 //! [`crate::filter`], [`fence`], [`footer`]. Pages of a run are numbered from 0; where they stand is the extents' affair
 //! ([`locate`]). Decoders check everything they read: whatever the bytes are, the outcome is an answer or an error.
 
+pub(crate) mod aside;
 mod bytes;
 pub mod check;
 pub mod cursor;
@@ -26,7 +27,7 @@ pub mod writer;
 #[cfg(test)]
 mod golden;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +38,7 @@ pub use reader::{Run, Scratch};
 pub use writer::RunWriter;
 
 use crate::error::Result;
+use crate::host::SideFile;
 use crate::page::PageBuf;
 use crate::types::{Extent, ExtentSeq, PageNo};
 use std::ops::Deref;
@@ -72,6 +74,10 @@ pub trait PageSink {
     /// Sequence number of the extent that will take the next page.
     fn seq_of_next(&self) -> ExtentSeq;
     fn put(&mut self, page: &mut PageBuf) -> Result<()>;
+    /// How much memory may be taken for what is kept aside until the data pages are complete, in bytes ...
+    fn memory(&self) -> usize;
+    /// ... and where the rest goes.
+    fn side_file(&self) -> Result<Box<dyn SideFile>>;
 }
 
 /// Where page `index` of a run stands that has these extents.

@@ -1,6 +1,7 @@
 //! What the tests of runs share: pages in memory, seeded random rows.
 use super::{PageSink, PageSource, Run, RunShape, RunWriter};
 use crate::error::{Error, Result};
+use crate::host::SideFile;
 use crate::options::RunOptions;
 use crate::page::PageBuf;
 use crate::types::*;
@@ -27,11 +28,36 @@ impl Random {
 }
 
 /// Pages in memory, in extents of ten pages with gaps between them.
+/// A side file in memory.
 #[derive(Default)]
+pub struct SideBytes(Vec<u8>);
+
+impl SideFile for SideBytes {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<()> {
+        into.copy_from_slice(&self.0[at as usize..][..into.len()]);
+        Ok(())
+    }
+}
+
 pub struct Pages {
     pub pages: Vec<PageBuf>,
+    /// What its writer may keep aside in memory, and side files that it has taken.
+    pub memory: usize,
+    pub side_files: Cell<u32>,
     pub reads: Cell<u64>,
     pub prefetched: RefCell<Vec<PageNo>>,
+}
+
+impl Default for Pages {
+    fn default() -> Pages {
+        let (reads, prefetched, side_files) = Default::default();
+        Pages { pages: Vec::new(), memory: usize::MAX, side_files, reads, prefetched }
+    }
 }
 
 const EXTENT: u32 = 10;
@@ -45,6 +71,15 @@ impl PageSink for Pages {
     fn put(&mut self, page: &mut PageBuf) -> Result<()> {
         self.pages.push(page.clone());
         Ok(())
+    }
+
+    fn memory(&self) -> usize {
+        self.memory
+    }
+
+    fn side_file(&self) -> Result<Box<dyn SideFile>> {
+        self.side_files.set(self.side_files.get() + 1);
+        Ok(Box::<SideBytes>::default())
     }
 }
 
@@ -76,7 +111,13 @@ pub struct TestRun {
 
 impl TestRun {
     pub fn write(rows: &[RowBuf], options: &RunOptions) -> TestRun {
-        let mut writer = RunWriter::new(Pages::default(), options, L0Id(3), L0Id(5)).unwrap();
+        TestRun::write_within(usize::MAX, rows, options)
+    }
+
+    /// With so much memory for what is kept aside.
+    pub fn write_within(memory: usize, rows: &[RowBuf], options: &RunOptions) -> TestRun {
+        let sink = Pages { memory, ..Pages::default() };
+        let mut writer = RunWriter::new(sink, options, L0Id(3), L0Id(5)).unwrap();
         for row in rows {
             writer.add(&row.as_ref()).unwrap();
         }

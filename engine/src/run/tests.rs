@@ -80,6 +80,21 @@ fn shape_tells_what_was_written() {
 }
 
 #[test]
+fn little_memory_makes_the_same_run() {
+    let mut side_files = 0;
+    each(|name, rows, test, options| {
+        for memory in [0, 3000] {
+            let again = TestRun::write_within(memory, rows, options);
+            let same = test.pages.pages.iter().zip(&again.pages.pages).all(|(one, other)| one.0 == other.0);
+            assert!(same && test.pages.pages.len() == again.pages.pages.len(), "{name} with {memory} bytes");
+            side_files += again.pages.side_files.get();
+        }
+        assert_eq!(test.pages.side_files.get(), 0);
+    });
+    assert!(side_files > 10, "{side_files} side files");
+}
+
+#[test]
 fn get_shows_every_version_newest_first() {
     each(|name, rows, t, _| {
         let mut scratch = Scratch::new();

@@ -1,7 +1,8 @@
 //! Writes a run: row versions in, pages out.
 //!
-//! Data pages go out as they fill. What the other sections need is kept until the data is complete: the filter's hashes
-//! (8 bytes a key), the directory's entries (8 bytes a row), the key pages' contents (about the keys' bytes), one separator a data page.
+//! Data pages go out as they fill. What the other sections need is kept aside until the data is complete: the filter's hashes
+//! (8 bytes a key), the directory's entries (8 bytes a row), the key pages' contents (about the keys' bytes); and in memory, one
+//! separator a data page.
 
 use super::directory;
 use super::fence::{self, Separators};
@@ -49,6 +50,8 @@ impl<S: PageSink> RunWriter<S> {
     /// A writer of a run that covers the L0 ids from `first_l0` to `last_l0`.
     pub fn new(sink: S, options: &RunOptions, first_l0: L0Id, last_l0: L0Id) -> Result<RunWriter<S>> {
         options.validate()?;
+        // Three things are kept aside.
+        let memory = sink.memory() / 3;
         Ok(RunWriter {
             out: Out { sink, page: PageBuf::boxed() },
             shape: RunShape { compressed: options.compression != Compression::None, ..RunShape::default() },
@@ -58,9 +61,9 @@ impl<S: PageSink> RunWriter<S> {
             last_row: RowId(0),
             page_end: Vec::new(),
             separators: Separators::default(),
-            filter: FilterBuilder::new(options.filter_bits),
-            keys: options.key_pages.then(keys::Builder::default),
-            directory: options.directory.then(directory::Builder::default),
+            filter: FilterBuilder::new(options.filter_bits, memory),
+            keys: options.key_pages.then(|| keys::Builder::new(memory)),
+            directory: options.directory.then(|| directory::Builder::new(memory)),
         })
     }
 
@@ -88,7 +91,7 @@ impl<S: PageSink> RunWriter<S> {
             return Err(Error::structure(format!("row version {} does not come in order", row.head.row_id)));
         }
         if order.is_lt() {
-            self.new_key(row);
+            self.new_key(row)?;
         }
         self.last_row = row.head.row_id;
         self.count(row);
@@ -101,18 +104,19 @@ impl<S: PageSink> RunWriter<S> {
         Ok(())
     }
 
-    fn new_key(&mut self, row: &RowRef<'_>) {
+    fn new_key(&mut self, row: &RowRef<'_>) -> Result<()> {
         let tombstone = row.head.flags.is_tombstone();
         self.shape.keys += 1;
         if self.shape.rows == 0 {
             self.shape.min_key = row.key.to_vec();
         }
-        self.filter.add(key_hash(row.key));
+        self.filter.add(key_hash(row.key), &self.out.sink)?;
         if let Some(keys) = &mut self.keys {
-            keys.add(row.key, tombstone);
+            keys.add(row.key, tombstone, &self.out.sink)?;
         }
         self.last_key.clear();
         self.last_key.extend_from_slice(row.key);
+        Ok(())
     }
 
     fn count(&mut self, row: &RowRef<'_>) {
@@ -145,7 +149,7 @@ impl<S: PageSink> RunWriter<S> {
         self.out.put(PageKind::Data, flags, contents)?;
         if let Some(directory) = &mut self.directory {
             for head in (0..rows).map_while(|i| self.packer.head(i)) {
-                directory.add(head.row_id, self.shape.data_pages);
+                directory.add(head.row_id, self.shape.data_pages, &self.out.sink)?;
             }
         }
         let Some(pages) = self.shape.data_pages.checked_add(1) else {

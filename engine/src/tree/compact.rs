@@ -42,7 +42,8 @@ struct Merged {
     changed: Vec<Changed>,
 }
 
-/// A key whose newest version in the merged runs was dropped: its index entry has to be corrected.
+/// A key whose newest version in the merged runs was dropped, and whose index entry names one of them: it has to be corrected.
+/// (An entry may come to name a newer run meanwhile, never one of these.)
 struct Changed {
     key: Vec<u8>,
     /// Whether the newest version that was kept is a tombstone; `None`: none was kept.
@@ -144,7 +145,7 @@ impl<H: Host> Tree<'_, H> {
 
         let mut merged = Merged::default();
         let pages: u64 = inputs.iter().map(|r| r.pages()).sum();
-        let mut building = Building::new(self, pages)?;
+        let mut building = Building::new(self, pages, self.host.aside_memory())?;
         let (moved_bytes, moved) = self.to_be_moved(inputs);
         let mut values = ValueWriter::new(self, moved_bytes, moved);
         let shape = self.merge(view, job, &mut building, &mut values, &mut merged)?;
@@ -270,7 +271,7 @@ impl<H: Host> Tree<'_, H> {
                 }
             }
             // A stale key's entry names a run outside of the merge, and is right.
-            if dropped_newest && stale_since.is_none() {
+            if dropped_newest && stale_since.is_none() && self.names(&key, first_l0, last_l0).is_some() {
                 merged.changed.push(Changed { key: key.clone(), kept, may_be_older });
             }
         }
@@ -291,6 +292,11 @@ impl<H: Host> Tree<'_, H> {
         changed.into_iter().map(correction).collect()
     }
 
+    /// The index entry of a key, if it names one of these L0 ids.
+    fn names(&self, key: &[u8], first: L0Id, last: L0Id) -> Option<IndexEntry> {
+        self.shared.index.get(key).filter(|entry| (first..=last).contains(&entry.l0))
+    }
+
     /// Corrects the index entries, where they still name a run of the merge.
     fn correct_index(&self, view: &SuperVersion, corrections: &[Correction], first: L0Id, last: L0Id) {
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
@@ -299,10 +305,7 @@ impl<H: Host> Tree<'_, H> {
             self.shared.gone_before.store(u64::MAX, SeqCst);
         }
         for Correction { key, now } in corrections {
-            let Some(seen) = self.shared.index.get(key) else { continue };
-            if seen.l0 < first || seen.l0 > last {
-                continue;
-            }
+            let Some(seen) = self.names(key, first, last) else { continue };
             self.pause(Pause::MergeCorrecting);
             let seen = match on(I3CorrectedUnseen).then(|| self.shared.index.get(key)).flatten() {
                 Some(whatever) => whatever,

@@ -47,7 +47,8 @@ impl<H: Host> Tree<'_, H> {
         let mut kept = Kept::default();
         let (bytes, rows) = (oldest.logged.load(Relaxed), oldest.table.rows());
         let estimate = bytes.min(rows * self.most_inline()) / 7000 + rows / 300 + 8;
-        let mut building = Building::new(self, estimate)?;
+        // What is kept aside is less than the memtable.
+        let mut building = Building::new(self, estimate, usize::MAX)?;
         let mut values = ValueWriter::new(self, bytes, BTreeSet::new());
         let shape = self.write_generation(&view, oldest, &mut building, &mut values, &mut kept)?;
         let (used, mut unused) = building.finish()?;

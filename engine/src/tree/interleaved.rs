@@ -9,7 +9,7 @@ use super::model::{Snapshot, TestHorizon, TestHost, World};
 use super::version::{Current, Edit, Generation, SuperVersion};
 use super::{Direction, NewRow, Shared, Tree};
 use crate::error::Result;
-use crate::host::{Budgets, Flip, Host};
+use crate::host::{Budgets, Flip, Host, SideFile};
 use crate::interleave::{explore, pause, wait, wake, Order, Steps};
 use crate::manifest::Manifest;
 use crate::memtable::Memtable;
@@ -126,6 +126,12 @@ impl Host for Explored {
     }
     fn horizon(&self) -> TestHorizon {
         self.0.horizon()
+    }
+    fn aside_memory(&self) -> usize {
+        self.0.aside_memory()
+    }
+    fn side_file(&self) -> Result<Box<dyn SideFile>> {
+        self.0.side_file()
     }
     fn budgets(&self) -> &Budgets {
         self.0.budgets()

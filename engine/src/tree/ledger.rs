@@ -5,7 +5,7 @@
 
 use crate::error::{Consumer, Result};
 use crate::extent::FreeSpace;
-use crate::host::{Flip, Host};
+use crate::host::{Flip, Host, SideFile};
 use crate::manifest::{BodyRef, LogExtent, Manifest};
 use crate::mutation::{on, Mutation::*};
 use crate::page::{PageBuf, PageKind, CAPACITY};
@@ -305,6 +305,8 @@ pub(super) struct Building<'t, 'a, H: Host> {
     batch: Vec<PageBuf>,
     pub written: u64,
     committed: bool,
+    /// How much memory the writer may take for what it keeps aside.
+    memory: usize,
 }
 
 /// Pages handed to the host at once.
@@ -313,11 +315,11 @@ const BATCH: usize = 32;
 const MOST_TAKEN: u32 = 4096;
 
 impl<'t, 'a, H: Host> Building<'t, 'a, H> {
-    pub fn new(tree: &'t Tree<'a, H>, estimate: u64) -> Result<Self> {
+    pub fn new(tree: &'t Tree<'a, H>, estimate: u64, memory: usize) -> Result<Self> {
         let pages = u32::try_from(estimate).unwrap_or(u32::MAX).clamp(8, MOST_TAKEN);
         let taken = tree.take_extents(pages)?;
         let batch = Vec::with_capacity(BATCH);
-        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, committed: false })
+        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, committed: false, memory })
     }
 
     fn extent(&self) -> Result<Extent> {
@@ -408,6 +410,14 @@ impl<H: Host> crate::run::PageSink for &mut Building<'_, '_, H> {
         } else {
             Ok(())
         }
+    }
+
+    fn memory(&self) -> usize {
+        self.memory
+    }
+
+    fn side_file(&self) -> Result<Box<dyn SideFile>> {
+        self.tree.host.side_file()
     }
 }
 

@@ -13,6 +13,7 @@
 //! | [`maintenance`] | one flush or merge at a time |
 //! | [`writers`] | transaction ids and what became of them |
 //! | [`progress`] | how far long work has come, for those who look |
+//! | [`side_file`] | temporary files, for what a merge keeps aside |
 //! | [`seen`] | what this process has looked at, for EXPLAIN |
 //! | [`verify`] | reading a page that may be bad |
 //! | [`latch`] | LWLocks in place |
@@ -42,6 +43,7 @@ pub mod readers;
 pub mod redo;
 pub mod registry;
 pub mod seen;
+mod side_file;
 pub mod standby;
 pub mod verify;
 pub mod whereabouts;
@@ -49,7 +51,7 @@ pub mod writers;
 
 use held::HeldList;
 use loosekv_engine::error::Result;
-use loosekv_engine::host::{Budgets, Flip, Host, Lagging, Saw, Work};
+use loosekv_engine::host::{Budgets, Flip, Host, Lagging, Saw, SideFile, Work};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
 use loosekv_engine::tree::{unpin_by_force, SuperVersion, Tree};
@@ -210,6 +212,14 @@ impl Host for PgHost {
     fn lagging(&self) -> Option<Lagging> {
         // Temporary and unlogged tables have no readers elsewhere.
         self.wal.then(writers::standbys).flatten()
+    }
+
+    fn aside_memory(&self) -> usize {
+        side_file::memory()
+    }
+
+    fn side_file(&self) -> Result<Box<dyn SideFile>> {
+        side_file::SideFile::create().map(|file| Box::new(file) as Box<dyn SideFile>)
     }
 
     fn budgets(&self) -> &Budgets {

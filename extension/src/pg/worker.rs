@@ -132,6 +132,7 @@ pub unsafe extern "C-unwind" fn loosekv_worker_main(arg: pg_sys::Datum) {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         pg_sys::BackgroundWorkerInitializeConnectionByOid(database, pg_sys::Oid::INVALID, flags);
         override_settings();
+        registry::become_caretaker();
         present_as_autovacuum();
     }
     super::exit::attach();
@@ -167,6 +168,7 @@ fn override_settings() {
         (c"lock_timeout", c"0"),
         (c"default_transaction_isolation", c"read committed"),
         (c"default_transaction_read_only", c"false"),
+        (c"temp_file_limit", c"-1"),
     ];
     for (name, value) in settings {
         set(name, value);
@@ -288,8 +290,9 @@ fn survey() {
         let mut known = 0;
         registry::each_tree(database, |table, tree, used| {
             known += 1;
-            let idle = now_micros.abs_diff(used) > IDLE_TABLE;
             let quiet = is_quiet(table, tree.counters.rows_written.load(Relaxed), now);
+            // Use counts from the beginning of a statement, which may write for long.
+            let idle = quiet && now_micros.abs_diff(used) > IDLE_TABLE;
             let task = need::look(tree, &global.budgets, oldest, quiet, idle);
             if let Some(task) = task {
                 agenda.note(table, task, now);

@@ -3,10 +3,11 @@
 use super::world::World;
 use super::{check, steps};
 use crate::error::{Error, Result};
-use crate::host::{Budgets, Flip, Horizon, Host};
+use crate::host::{Budgets, Flip, Horizon, Host, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::Pause;
 use crate::page::PageBuf;
+use crate::run::testing::SideBytes;
 use crate::tree::Tree;
 use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, Writer};
 use loosekv_shm::latch::ThreadLatch;
@@ -153,6 +154,14 @@ impl Host for TestHost {
     fn horizon(&self) -> TestHorizon {
         let world = self.world.borrow();
         TestHorizon { fates: world.fates.clone(), oldest: world.oldest() }
+    }
+    /// So little that the model's runs have something in side files.
+    fn aside_memory(&self) -> usize {
+        64
+    }
+    fn side_file(&self) -> Result<Box<dyn SideFile>> {
+        self.world.borrow_mut().fault("side file")?;
+        Ok(Box::<SideBytes>::default())
     }
     fn budgets(&self) -> &Budgets {
         &self.budgets

@@ -20,6 +20,7 @@ pub use slot::{FileKey, Slot, TableCounters};
 
 use crate::host::held::HeldList;
 use crate::host::latch::LwLatch;
+use crate::host::process_local::ProcessLocal;
 use crate::host::standby;
 use crate::host::{global, interrupt, writers, PgHost};
 use crate::pg::{exit, startup, table_options};
@@ -32,6 +33,7 @@ use loosekv_shm::RawLatch;
 use pgrx::pg_sys;
 use recent::RECENTLY;
 use slot::{DOOMED, FREE, LIVE};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 const BUCKETS: usize = 4096;
@@ -238,6 +240,14 @@ fn registry() -> Result<&'static Registry> {
 /// The uses of slots by this process, in case it ends without unwinding.
 static IN_USE: HeldList = HeldList::new();
 
+/// This process looks after tables that others use.
+static CARETAKER: ProcessLocal<Cell<bool>> = ProcessLocal::new(Cell::new(false));
+
+/// What this process does to tables from now on does not count as their use: they stay idle.
+pub fn become_caretaker() {
+    CARETAKER.set(true);
+}
+
 /// A table in use by this process.
 pub struct Table {
     slot: &'static Slot,
@@ -251,7 +261,7 @@ impl Table {
         let tree = unsafe { slot.tree.load(Acquire).as_ref() }?;
         // SAFETY: reads a process-local time.
         let now = unsafe { pg_sys::GetCurrentStatementStartTimestamp() } as u64;
-        if slot.used.load(Relaxed).abs_diff(now) > 1_000_000 {
+        if slot.used.load(Relaxed).abs_diff(now) > 1_000_000 && !CARETAKER.get() {
             slot.used.store(now, Relaxed);
         }
         Some(Table { slot, tree })
