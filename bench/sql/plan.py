@@ -90,7 +90,8 @@ REGIMES = {
     "cold": Regime("cold", "cold: 256 MB of buffers, 512 MB for the cluster",
                    {"shared_buffers": "256MB", "loosekv.shared_memory": "128MB"}, 512 * MB),
     "far": Regime("far", "index far beyond memory: 64 MB of buffers, 192 MB for the cluster",
-                  {"shared_buffers": "64MB", "loosekv.shared_memory": "48MB", "max_wal_size": "2GB"}, 192 * MB),
+                  {"shared_buffers": "64MB", "loosekv.shared_memory": "48MB", "maintenance_work_mem": "8MB",
+                   "max_wal_size": "2GB"}, 192 * MB),
 }
 SHORT_REGIMES = {
     "memory": replace(REGIMES["memory"], settings={"shared_buffers": "128MB", "loosekv.shared_memory": "64MB",

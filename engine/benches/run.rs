@@ -4,6 +4,7 @@
 
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::filter::key_hash;
+use loosekv_engine::host::SideFile;
 use loosekv_engine::options::{Compression, RunOptions};
 use loosekv_engine::page::PageBuf;
 use loosekv_engine::run::{PageSink, PageSource, Run, RunCursor, RunWriter, Scratch};
@@ -20,6 +21,12 @@ impl PageSink for Memory {
     fn put(&mut self, page: &mut PageBuf) -> Result<()> {
         self.0.push(page.clone());
         Ok(())
+    }
+    fn memory(&self) -> usize {
+        usize::MAX
+    }
+    fn side_file(&self) -> Result<Box<dyn SideFile>> {
+        Err(Error::structure("there are no side files here"))
     }
 }
 

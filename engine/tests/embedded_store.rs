@@ -1,6 +1,6 @@
 //! The store on real files, with its threads: the API, concurrency, bad input, damaged files, a process that is killed.
 
-use loosekv_engine::embedded::{Background, Batch, Options, Reads, Store, WriteOptions, MAX_VALUE};
+use loosekv_engine::embedded::{Background, Batch, Options, Reads, Store, Task, WriteOptions, MAX_VALUE};
 use loosekv_engine::error::Error;
 use loosekv_engine::options::TreeOptions;
 use loosekv_engine::tree::Direction;
@@ -175,6 +175,49 @@ fn an_index_without_room_says_so() {
     assert!(!metrics.index_complete && metrics.index_keys < 3000 && metrics.index_bytes <= 20_000);
     (0..3000).for_each(|n| assert!(store.get(&key(n)).unwrap().is_some()));
     assert!(store.metrics().filter_probes > 0);
+}
+
+#[test]
+fn an_idle_store_gives_the_end_of_its_page_file_back() {
+    for reads in [Reads::Mapped, Reads::Cached { bytes: 1 << 20 }] {
+        let scratch = Scratch::new();
+        let options = Options { reads, background: Background::Caller, ..small() };
+        let store = Store::open(scratch.dir(), &options).unwrap();
+        for round in 0..3 {
+            for n in 0..20_000 {
+                store.put(&key(n * (round + 1) % 20_000), &value(n, round)).unwrap();
+                while n % 500 == 0 && (store.step(Task::Flush).unwrap() || store.step(Task::Merge).unwrap()) {}
+            }
+        }
+        let before = all(&store);
+        let mut iter = store.iter().unwrap();
+        assert!(iter.next().unwrap());
+        store.compact().unwrap();
+        let file = scratch.dir().join("pages.lkv");
+        let length = || std::fs::metadata(&file).unwrap().len();
+        let long = length();
+        while store.step(Task::Sink).unwrap() {}
+        // The iterator goes on where it was.
+        let mut seen = vec![(iter.key().to_vec(), iter.value().to_vec())];
+        while iter.next().unwrap() {
+            seen.push((iter.key().to_vec(), iter.value().to_vec()));
+        }
+        assert!(before.clone().into_iter().eq(seen));
+        drop(iter);
+        store.put(&key(1), &value(1, 9)).unwrap();
+        store.compact().unwrap();
+        while store.step(Task::Sink).unwrap() {}
+        let pages: u64 = store.statistics().unwrap().run_pages;
+        assert!(length() < long * 2 / 3 && length() < pages * 8192 * 5 / 4, "{} of {long}, {pages} pages", length());
+        assert!(store.check().unwrap().is_empty());
+        for n in 0..20_000 {
+            store.put(&key(n), &value(n, 10)).unwrap();
+        }
+        store.close().unwrap();
+        let store = Store::open(scratch.dir(), &options).unwrap();
+        assert_eq!(all(&store).len(), before.len());
+        assert_eq!(store.get(&key(77)).unwrap(), Some(value(77, 10)));
+    }
 }
 
 #[test]

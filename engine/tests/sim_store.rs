@@ -26,7 +26,7 @@ struct Run {
     /// States that a crash may leave, oldest first; the last is what readers see.
     states: Vec<Arc<State>>,
     /// A write that was not acknowledged, but may be found after a crash.
-    unknown: Option<Arc<State>>,
+    unknown: Vec<Arc<State>>,
     snapshots: Vec<(Snapshot, Arc<State>)>,
     iterators: Vec<Walk>,
     keys: u64,
@@ -85,7 +85,7 @@ impl Run {
             options,
             store: None,
             states,
-            unknown: None,
+            unknown: Vec::new(),
             snapshots: Vec::new(),
             iterators: Vec::new(),
             keys,
@@ -156,7 +156,7 @@ impl Run {
             panic!("seed {}: found none of the states, differences {near:?}", self.seed);
         };
         self.states = vec![state];
-        self.unknown = None;
+        self.unknown.clear();
         self.store = Some(store);
     }
 
@@ -213,11 +213,9 @@ impl Run {
             if sync && changes > 0 {
                 self.states.drain(..self.states.len() - 1);
             }
-        } else if failed == Some(false) || self.sim.operations() > before {
+        } else if failed == Some(false) && self.sim.operations() > before {
             // Without room nothing was written; after other errors it is open whether it was.
-            if failed == Some(false) && self.unknown.is_none() {
-                self.unknown = Some(Arc::new(next));
-            }
+            self.unknown.push(Arc::new(next));
         }
     }
 
@@ -298,7 +296,7 @@ impl Run {
         if std::env::var("LOOSEKV_SIM_TRACE").is_ok() {
             eprintln!("{:?}", self.store().statistics());
         }
-        let (what, result) = match self.random.below(8) {
+        let (what, result) = match self.random.below(9) {
             0 => {
                 let result = self.store().flush();
                 if result.is_ok() {
@@ -315,6 +313,7 @@ impl Run {
                 ("sync", result)
             }
             3 | 4 => ("flush step", self.store().step(Task::Flush).map(|_| ())),
+            5 => ("sink step", self.store().step(Task::Sink).map(|_| ())),
             _ => ("merge step", self.store().step(Task::Merge).map(|_| ())),
         };
         self.allow(what, result);

@@ -113,6 +113,8 @@ pub struct Cell {
     /// Puts a second, 0 for as fast as it goes.
     pub rate: f64,
     pub quiet_ms: u64,
+    /// How long a store is left alone, after it has settled, before its size is taken: some tidy up when they are idle.
+    pub rest_ms: u64,
 }
 
 impl Cell {
@@ -163,6 +165,7 @@ impl Cell {
             ("seconds", self.seconds.to_string()),
             ("rate", self.rate.to_string()),
             ("quiet-ms", self.quiet_ms.to_string()),
+            ("rest-ms", self.rest_ms.to_string()),
         ]
         .into_iter()
         .map(|(name, value)| format!("--{name}={value}"))
@@ -195,6 +198,7 @@ impl Cell {
             seconds: args.get("seconds", 5.0)?,
             rate: args.get("rate", 0.0)?,
             quiet_ms: args.get("quiet-ms", 500)?,
+            rest_ms: args.get("rest-ms", 0)?,
         })
     }
 }

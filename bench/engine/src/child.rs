@@ -40,6 +40,10 @@ pub fn run(cell: &Cell) -> Result<Json> {
     }
     let result = measure(cell, store.as_ref(), &values, before, &mut line);
     line.set("rss_peak", process::peak_resident());
+    if cell.workload.settles() {
+        std::thread::sleep(Duration::from_millis(cell.rest_ms));
+        settle(store.as_ref(), Instant::now(), Duration::from_millis(cell.quiet_ms))?;
+    }
     let begin = Instant::now();
     store.close()?;
     line.set("close_ms", millis(begin));

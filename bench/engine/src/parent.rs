@@ -171,6 +171,8 @@ impl Parent<'_> {
 
     fn cell(&self, group: &Group, round: u32, store: Kind, step: usize) -> Cell {
         let (name, workload) = group.chain.steps[step];
+        // A store that is about to be read.
+        let rests = workload.settles() && group.chain.steps.get(step + 1).is_some_and(|(_, next)| !next.writes());
         Cell {
             store,
             workload,
@@ -190,6 +192,7 @@ impl Parent<'_> {
             seconds: self.plan.seconds,
             rate: 0.0,
             quiet_ms: self.plan.quiet_ms,
+            rest_ms: if rests { self.plan.rest_ms } else { 0 },
         }
     }
 

@@ -31,6 +31,7 @@ pub struct Plan {
     pub threads: u32,
     pub seconds: f64,
     pub quiet_ms: u64,
+    pub rest_ms: u64,
     pub open_rows: u64,
     pub resume: bool,
 }
@@ -106,7 +107,7 @@ pub const OPEN_VALUE_SIZE: usize = 100;
 /// A paced writer goes at this share of its own peak.
 pub const PACE: f64 = 0.7;
 
-const OPTIONS: [&str; 23] = [
+const OPTIONS: [&str; 24] = [
     "form",
     "label",
     "out",
@@ -128,6 +129,7 @@ const OPTIONS: [&str; 23] = [
     "threads",
     "seconds",
     "quiet-ms",
+    "rest-ms",
     "open-rows",
     "resume",
 ];
@@ -156,6 +158,7 @@ impl Plan {
             threads: 1,
             seconds: 4.0,
             quiet_ms: 500,
+            rest_ms: 12_000,
             open_rows: 2_000_000,
             resume: false,
         };
@@ -172,6 +175,7 @@ impl Plan {
                 limit: 64 * MIB,
                 seconds: 0.15,
                 quiet_ms: 150,
+                rest_ms: 0,
                 open_rows: 200_000,
                 ..medium
             }),
@@ -232,6 +236,7 @@ impl Plan {
             threads: args.get("threads", form.threads)?,
             seconds: args.get("seconds", form.seconds)?,
             quiet_ms: args.get("quiet-ms", form.quiet_ms)?,
+            rest_ms: args.get("rest-ms", form.rest_ms)?,
             open_rows: args.get("open-rows", form.open_rows)?,
             resume: args.get("resume", 0_u8)? != 0,
             form: form.form,

@@ -17,6 +17,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// Pages of the page file that are worth moving others for, and giving back: 1 MB.
+const WORTH_SINKING: u32 = 128;
+
 pub struct Core {
     /// Refers to `shared`, and so goes first; see `drop`.
     tree: Option<Tree<'static, EmbeddedHost>>,
@@ -118,6 +121,19 @@ impl Core {
             self.measure()?;
         }
         Ok(done)
+    }
+
+    /// Moves pages from the end of the page file into free space below, or gives a free end back. False: too little would be
+    /// won.
+    pub fn sink_one(&self) -> Result<bool> {
+        let _one = lock(&self.host.merging);
+        self.host.health.check()?;
+        let tree = self.tree()?;
+        if tree.sink_one(WORTH_SINKING)? {
+            return Ok(true);
+        }
+        let (tail, pages) = tree.shared().tail();
+        Ok(tail >= WORTH_SINKING.max(pages / 16) && tree.give_back_tail()? > 0)
     }
 
     /// Changes written since the open.

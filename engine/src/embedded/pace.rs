@@ -57,6 +57,8 @@ struct State {
 pub enum Task {
     Flush,
     Merge,
+    /// Of an idle store: pages at the end of the page file move into free space below, and a free end is given back.
+    Sink,
 }
 
 /// How a wait for work ended.
@@ -98,6 +100,8 @@ impl Pace {
         match task {
             Task::Flush => state.flush = true,
             Task::Merge => state.merge = true,
+            // Nobody asks for it: it is done when nothing else is.
+            Task::Sink => {}
         }
         drop(state);
         self.changed.notify_all();
@@ -120,10 +124,11 @@ impl Pace {
                 return Next::Stop;
             }
             let wanted = match task {
-                Task::Flush => &mut state.flush,
-                Task::Merge => &mut state.merge,
+                Task::Flush => std::mem::take(&mut state.flush),
+                Task::Merge => std::mem::take(&mut state.merge),
+                Task::Sink => false,
             };
-            if std::mem::take(wanted) {
+            if wanted {
                 return Next::Work;
             }
             if !until_quiet {

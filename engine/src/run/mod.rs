@@ -31,6 +31,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bytes::shared_prefix;
 pub use cursor::RunCursor;
 pub use data::{Spot, MAX_ROW};
 pub use footer::{Footer, RunShape};

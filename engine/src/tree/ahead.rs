@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In a settled run all of whose writers the reader sees, the newest version of each key is the one to take: nobody need be asked.
-//! Such runs are merged by the first eight bytes of their keys, which are taken from a whole page at once; the keys themselves are
+//! Such runs are merged by the [words](super::words) of their keys, which are taken from a whole page at once; the keys themselves are
 //! only looked at where these are equal. The rows stay on their pages until the scan has gone past them. Forwards only.
 //!
 //! A stretch ends before the next key of a source that has to be asked about, before a row whose body is in the value log, and
@@ -19,8 +19,9 @@ use crate::host::Host;
 use crate::run::data::Layout;
 use crate::run::{Run, Spot};
 use crate::tree::read::Pages;
-use crate::tree::sources::{prefix, Entry, Source, Sources};
+use crate::tree::sources::{Entry, Source, Sources};
 use crate::tree::version::SuperVersion;
+use crate::tree::words::Words;
 use crate::tree::Tree;
 use crate::types::{Flags, Writer};
 use std::cmp::Ordering;
@@ -47,11 +48,11 @@ pub(super) struct Lane {
     page: Option<u32>,
     /// No row on the page is a tombstone or a pointer.
     plain: bool,
-    /// The first eight bytes of each row's key, as [`prefix`] makes them; empty: not wanted yet.
+    /// The word of each row's key; empty: not wanted yet.
     words: Vec<u64>,
 }
 
-/// What stops a stretch: a key, and its first bytes.
+/// What stops a stretch: a key, and its word.
 type Limit<'a> = Option<(u64, &'a [u8])>;
 
 impl<H: Host> Sources<H> {
@@ -77,16 +78,16 @@ impl<H: Host> Sources<H> {
             self.catch_up(tree, view)?;
             self.open_lanes(view, sees_below)?;
             let upper = match upper {
-                Bound::Included(key) | Bound::Excluded(key) => Some((prefix(key), key.as_slice())),
+                Bound::Included(key) | Bound::Excluded(key) => Some((self.words.word(key), key.as_slice())),
                 Bound::Unbounded => None,
             };
-            let Sources { sources, heap, lanes, unique, .. } = self;
+            let Sources { sources, heap, lanes, unique, words, .. } = self;
             match (heap.as_slice(), limit(sources, heap, lanes, view, upper)) {
                 ([only], None) => match (sources.get(only.source), lanes.get_mut(only.source)) {
                     (Some(source), Some(lane)) if lane.open => lane.take_all(source, only.source, *unique, found)?,
                     _ => return Ok(()),
                 },
-                (_, limit) => merge(sources, heap, lanes, view, limit, found)?,
+                (_, limit) => merge(sources, heap, lanes, view, words, limit, found)?,
             }
             let ended = |entry: &Entry| self.lanes.get(entry.source).is_some_and(Lane::has_ended);
             if !found.is_empty() || !self.heap.iter().any(ended) {
@@ -132,7 +133,7 @@ impl<H: Host> Sources<H> {
 
     /// Goes on to the next page where a stretch has come to the end of one, and puts the heap in order.
     fn catch_up(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<()> {
-        let Sources { sources, heap, lanes, .. } = self;
+        let Sources { sources, heap, lanes, words, .. } = self;
         let mut moved = false;
         for entry in heap.iter_mut() {
             let (Some(Source::Run { at, cursor }), Some(lane)) =
@@ -146,9 +147,9 @@ impl<H: Host> Sources<H> {
                 cursor.stand(lane.rows.saturating_sub(1))?;
                 cursor.next_key(&Run::new(&desc.shape, &desc.extents), &Pages(&tree.host))?;
                 (lane.moved, lane.page) = (false, None);
-                entry.prefix = prefix(cursor.key());
+                entry.word = words.word(cursor.key());
             } else if lane.moved {
-                entry.prefix = cursor.spot(lane.next).map_or(0, |spot| prefix_of(spot.key()));
+                entry.word = cursor.spot(lane.next).map_or(0, |spot| words.word_of_pieces(spot.key()));
             }
         }
         if moved {
@@ -193,14 +194,11 @@ impl Lane {
         self.words.get(self.next).copied()
     }
 
-    fn fill_words<H: Host>(&mut self, source: &Source<H>) {
+    fn fill_words<H: Host>(&mut self, source: &Source<H>, words: &Words) {
         let Source::Run { cursor, .. } = source else { return };
         if let (true, Some((_, layout, image, _))) = (self.words.is_empty(), cursor.window()) {
-            let common = layout.prefix(image);
-            let (head, bits) = (prefix(common), 8 * common.len() as u32);
-            let word =
-                |row| head | prefix(layout.suffix(image, row).unwrap_or_default()).checked_shr(bits).unwrap_or(0);
-            self.words.extend((0..self.rows).map(word));
+            let suffixes = (0..self.rows).map(|row| layout.suffix(image, row).unwrap_or_default());
+            words.of_page(layout.prefix(image), suffixes, &mut self.words);
         }
     }
 
@@ -283,7 +281,7 @@ fn limit<'a, H: Host>(
     upper: Limit<'a>,
 ) -> Limit<'a> {
     let asked = heap.iter().filter(|entry| !lanes.get(entry.source).is_some_and(|lane| lane.open));
-    let keys = asked.filter_map(|entry| Some((entry.prefix, sources.get(entry.source)?.key(view)?)));
+    let keys = asked.filter_map(|entry| Some((entry.word, sources.get(entry.source)?.key(view)?)));
     keys.chain(upper).min()
 }
 
@@ -293,6 +291,7 @@ fn merge<H: Host>(
     heap: &mut [Entry],
     lanes: &mut [Lane],
     view: &SuperVersion,
+    words: &Words,
     limit: Limit<'_>,
     found: &mut Vec<Found>,
 ) -> Result<()> {
@@ -301,14 +300,14 @@ fn merge<H: Host>(
         let (Some(source), Some(lane)) = (sources.get(number), lanes.get_mut(number)) else { break };
         let Source::Run { cursor, .. } = source else { break };
         let (true, Some((_, layout, image, _))) = (lane.open, cursor.window()) else { break };
-        lane.fill_words(source);
-        let rival = rivals.iter().take(2).map(|rival| rival.prefix).min();
+        lane.fill_words(source, words);
+        let rival = rivals.iter().take(2).map(|rival| rival.word).min();
         let stop = [rival, limit.map(|(word, _)| word)].into_iter().flatten().min();
         if !lane.take_below((layout, image), number, stop, found)? {
             break;
         }
         let Some(word) = lane.word() else { break };
-        top.prefix = word;
+        top.word = word;
         sift(sources, lanes, view, heap, 0);
         if heap.first().is_some_and(|top| top.source != number) {
             continue;
@@ -321,7 +320,7 @@ fn merge<H: Host>(
             break;
         }
         lane.skip(source, spot.key())?;
-        for entry in entries.iter().filter(|entry| entry.prefix == word) {
+        for entry in entries.iter().filter(|entry| entry.word == word) {
             if let (Some(source), Some(lane)) = (sources.get(entry.source), lanes.get_mut(entry.source)) {
                 if lane.open {
                     lane.skip(source, spot.key())?;
@@ -331,18 +330,18 @@ fn merge<H: Host>(
         if heap.iter().any(|entry| lanes.get(entry.source).is_some_and(Lane::has_ended)) {
             break;
         }
-        refresh(sources, lanes, heap);
+        refresh(sources, lanes, words, heap);
         order(sources, lanes, view, heap);
     }
     Ok(())
 }
 
 /// Brings the words of what has moved up to date.
-fn refresh<H: Host>(sources: &[Source<H>], lanes: &[Lane], heap: &mut [Entry]) {
+fn refresh<H: Host>(sources: &[Source<H>], lanes: &[Lane], words: &Words, heap: &mut [Entry]) {
     for entry in heap {
         if let (Some(Source::Run { cursor, .. }), Some(lane)) = (sources.get(entry.source), lanes.get(entry.source)) {
             if let (true, Some(spot)) = (lane.moved, cursor.spot(lane.next)) {
-                entry.prefix = prefix_of(spot.key());
+                entry.word = words.word_of_pieces(spot.key());
             }
         }
     }
@@ -361,8 +360,8 @@ fn sift<H: Host>(sources: &[Source<H>], lanes: &[Lane], view: &SuperVersion, hea
         let mut least = at;
         for child in [2 * at + 1, 2 * at + 2] {
             if let (Some(a), Some(b)) = (heap.get(child), heap.get(least)) {
-                let before = a.prefix < b.prefix
-                    || (a.prefix == b.prefix && compare_entries(sources, lanes, view, a, b) == Ordering::Less);
+                let before = a.word < b.word
+                    || (a.word == b.word && compare_entries(sources, lanes, view, a, b) == Ordering::Less);
                 least = if before { child } else { least };
             }
         }
@@ -401,10 +400,4 @@ fn compare(a: (&[u8], &[u8]), b: (&[u8], &[u8])) -> Ordering {
         return a.1.cmp(b.1);
     }
     a.0.iter().chain(a.1).cmp(b.0.iter().chain(b.1))
-}
-
-/// What [`prefix`] makes of a key in two pieces.
-#[inline]
-fn prefix_of((first, rest): (&[u8], &[u8])) -> u64 {
-    prefix(first) | prefix(rest).checked_shr(8 * first.len() as u32).unwrap_or(0)
 }

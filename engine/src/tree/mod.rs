@@ -10,6 +10,7 @@
 //! | `retention`, `pick` | their decisions, pure |
 //! | `stale` | values that a merge drops early, for the key index knows a newer version |
 //! | `sources`, `guide` | the two ways of a scan |
+//! | `ahead`, `words` | which rows of a merge come next; eight bytes by which it compares keys |
 //! | `barren` | where scans begin and nothing lives |
 //! | `sink` | pages at the end of the store move down, so that the end can be given back |
 //! | `ledger` | extents and flips: how the manifest changes |
@@ -50,6 +51,7 @@ mod value_space;
 mod value_tests;
 mod value_write;
 mod version;
+mod words;
 mod write;
 
 pub use by_row::Looked;

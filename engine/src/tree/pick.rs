@@ -3,7 +3,8 @@
 //! Runs stand by age, newest first; levels ascend with age. Only neighbours in age are merged (I1), all runs of a level
 //! at once: when a level has `fan_in` runs they become one run of the next. Two more reasons: there is more garbage than the
 //! space amplification allows, and the runs above the oldest one have grown enough to make a merge of all worth its while;
-//! a run consists largely of tombstones.
+//! a run consists largely of tombstones. And while nobody writes, runs are *tidied*: ordered reads begin in every run, and the fewer
+//! there are the faster they are.
 
 use crate::options::TreeOptions;
 use std::ops::Range;
@@ -32,6 +33,8 @@ pub enum Effort {
     /// Rows are being written: more garbage is put up with, for every merge is written, too.
     Writing,
     AtRest,
+    /// Nobody is going to write for a while, most likely: fewer runs are worth a merge.
+    Tidy,
     /// Everything is to become a single run.
     All,
 }
@@ -49,7 +52,8 @@ pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, e
         Effort::All => whole(runs),
         _ => full_level(runs, options.fan_in as usize)
             .or_else(|| space(runs, garbage, options, effort))
-            .or_else(|| tombstones(runs, options)),
+            .or_else(|| tombstones(runs, options))
+            .or_else(|| (effort == Effort::Tidy).then(|| tidy(runs)).flatten()),
     };
     keep_apart(runs, job?)
 }
@@ -119,6 +123,29 @@ fn tombstones(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
     Some(Job { runs: at..end, level })
 }
 
+/// A tidying merge writes no more than this: it is over soon when somebody writes after all ...
+const MOST_TIDIED: u64 = 1 << 30;
+/// ... and no more than this share of all, for it needs as much room beside.
+const MOST_TIDIED_PERCENT: u64 = 60;
+/// The largest run of a tidying merge is at most so many times as large as the others together. So a run is written anew only after
+/// a good part of its size was written.
+const TIDY_RATIO: u64 = 4;
+
+/// As many of the newest runs as are worth it.
+fn tidy(runs: &[RunInfo]) -> Option<Job> {
+    let all: u64 = runs.iter().map(|run| run.bytes).sum();
+    let most = MOST_TIDIED.min(all / 100 * MOST_TIDIED_PERCENT);
+    let worth = |count: &usize| {
+        let inputs = runs.get(..*count).unwrap_or_default();
+        let sum: u64 = inputs.iter().map(|run| run.bytes).sum();
+        let largest = inputs.iter().map(|run| run.bytes).max().unwrap_or(0);
+        sum <= most && largest <= TIDY_RATIO.saturating_mul(sum - largest)
+    };
+    let count = (2..=runs.len()).rev().find(worth)?;
+    let level = runs.get(count - 1)?.level;
+    Some(Job { runs: 0..count, level })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,6 +209,23 @@ mod tests {
     fn what_cannot_be_dropped_is_not_merged_again_at_once() {
         let runs = [run(0, 5), run(0, 5), run(2, 500)];
         assert_eq!(pick(&runs, Some(Garbage { dead: 900, live: 100 }), &options(), Effort::AtRest), None);
+    }
+
+    #[test]
+    fn runs_are_tidied_while_nobody_writes() {
+        const MB: u64 = 1 << 20;
+        let loaded = [run(0, 16 * MB), run(0, 16 * MB), run(1, 128 * MB), run(1, 128 * MB)];
+        let options = TreeOptions { fan_in: 8, ..options() };
+        let pick =
+            |runs: &[RunInfo], effort| pick(runs, None, &TreeOptions { space_percent: 10_000, ..options }, effort);
+        assert_eq!(pick(&loaded, Effort::AtRest), None);
+        assert_eq!(pick(&loaded, Effort::Tidy), Some(Job { runs: 0..3, level: 1 }));
+        assert_eq!(pick(&[run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "it would need room for all of it");
+        assert_eq!(pick(&[run(0, MB), run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "too little is new");
+        let more = [run(0, MB), run(0, 2 * MB), run(1, 100 * MB), run(1, 128 * MB)];
+        assert_eq!(pick(&more, Effort::Tidy), Some(Job { runs: 0..2, level: 0 }));
+        let large = [run(0, 600 * MB), run(1, 600 * MB), run(2, 9000 * MB)];
+        assert_eq!(pick(&large, Effort::Tidy), None, "it would take long");
     }
 
     #[test]

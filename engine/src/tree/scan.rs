@@ -480,6 +480,7 @@ impl<H: Host> Cursor<H> {
             tree.host.saw(Saw::Run, runs.len() as u64);
             let mut sources = Box::new(Sources::new(&self.view, true, runs, self.direction));
             sources.unique = self.run.is_some();
+            sources.words.narrow(&self.lower, &self.upper);
             sources.adopt(near);
             sources.seek(tree, &self.view, from, self.direction)?;
             self.way = Way::Merged(sources);

@@ -55,6 +55,8 @@ pub struct Shared<H: Host> {
     pub purged: AtomicU64,
     /// Nothing has been written for a while, says the host: merges need not hold back.
     pub at_rest: AtomicBool,
+    /// The host believes that nobody will write for a while.
+    pub tidy: AtomicBool,
     /// Where scans need not look.
     pub barren: Barren<H::Latch>,
     pub next_row: AtomicU64,
@@ -209,6 +211,7 @@ impl<H: Host> Shared<H> {
             gone_before: AtomicU64::new(0),
             purged: AtomicU64::new(0),
             at_rest: AtomicBool::new(false),
+            tidy: AtomicBool::new(false),
             barren: Barren::new(),
             next_row: AtomicU64::new(next_row.0),
             last_writer: AtomicU64::new(last_writer.0),

@@ -126,7 +126,7 @@ impl<H: Host> Tree<'_, H> {
             let mut ledger = self.shared.ledger.lock();
             self.shared.reap(&mut ledger, self.host.lagging());
             let next = next_move(&ledger, &view, least);
-            ledger.body_sinks = next.is_some();
+            ledger.body_sinks = matches!(next, Some(Move::Run { .. } | Move::Body));
             (next, least_piece(ledger.free.high()))
         };
         match next {

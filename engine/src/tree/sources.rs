@@ -12,6 +12,7 @@ use crate::run::{Run, RunCursor};
 use crate::tree::ahead::Lane;
 use crate::tree::read::Pages;
 use crate::tree::version::{Generation, SuperVersion};
+use crate::tree::words::Words;
 use crate::tree::{Direction, Hint, Tree};
 use crate::types::{Head, RowBuf, RowRef};
 use std::cmp::Ordering;
@@ -28,8 +29,8 @@ pub(super) enum Source<H: Host> {
 /// A source that is not at its end, in the heap.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
-    /// The first eight bytes of its key, zero-padded, big-endian.
-    pub prefix: u64,
+    /// The word of its key.
+    pub word: u64,
     /// Its place in `sources`.
     pub source: usize,
 }
@@ -40,6 +41,7 @@ pub(super) struct Sources<H: Host> {
     pub(super) sources: Vec<Source<H>>,
     /// The next key on top.
     pub(super) heap: Vec<Entry>,
+    pub(super) words: Words,
     /// For [`super::ahead`]: one for each source, or none yet.
     pub(super) lanes: Vec<Lane>,
     /// No key stands in a run twice.
@@ -54,9 +56,10 @@ impl<H: Host> Sources<H> {
     pub fn new(view: &SuperVersion, memtables: bool, runs: std::ops::Range<usize>, direction: Direction) -> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
         let tables = (0..count).map(|at| Source::Memtable { at, node: None });
+        let words = Words::of_runs(view, runs.clone());
         let cursors = runs.map(|at| Source::Run { at, cursor: Box::default() });
         let sources = tables.chain(cursors).collect();
-        Sources { sources, heap: Vec::new(), lanes: Vec::new(), unique: false, direction, left: Vec::new() }
+        Sources { sources, heap: Vec::new(), words, lanes: Vec::new(), unique: false, direction, left: Vec::new() }
     }
 
     /// Takes over cursors on the runs, in their order: what is looked for is on the pages that they have at hand, mostly.
@@ -83,7 +86,7 @@ impl<H: Host> Sources<H> {
         for (at, source) in self.sources.iter_mut().enumerate() {
             source.seek(tree, view, from, direction)?;
             if let Some(key) = source.key(view) {
-                self.heap.push(Entry { prefix: prefix(key), source: at });
+                self.heap.push(Entry { word: self.words.word(key), source: at });
             }
         }
         for at in (0..self.heap.len() / 2).rev() {
@@ -176,7 +179,7 @@ impl<H: Host> Sources<H> {
     #[inline]
     fn next_source(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
         let rivals = match self.heap.as_slice() {
-            [top, rivals @ ..] => rivals.iter().take(2).any(|rival| rival.prefix == top.prefix),
+            [top, rivals @ ..] => rivals.iter().take(2).any(|rival| rival.word == top.word),
             [] => return Ok(false),
         };
         if rivals || self.direction == Direction::Backward {
@@ -196,9 +199,9 @@ impl<H: Host> Sources<H> {
     /// The top has moved: back into order with it, or out of the heap.
     #[inline]
     fn settle_top(&mut self, view: &SuperVersion) {
-        let key = self.top().and_then(|top| top.key(view)).map(prefix);
-        match (key, self.heap.first_mut()) {
-            (Some(prefix), Some(top)) => top.prefix = prefix,
+        let word = self.top().and_then(|top| top.key(view)).map(|key| self.words.word(key));
+        match (word, self.heap.first_mut()) {
+            (Some(word), Some(top)) => top.word = word,
             (None, Some(_)) => {
                 self.heap.swap_remove(0);
             }
@@ -228,8 +231,8 @@ impl<H: Host> Sources<H> {
     fn before(&self, view: &SuperVersion, a: usize, b: usize) -> bool {
         let (Some(a), Some(b)) = (self.heap.get(a), self.heap.get(b)) else { return false };
         let forward = self.direction == Direction::Forward;
-        if a.prefix != b.prefix {
-            return (a.prefix < b.prefix) == forward;
+        if a.word != b.word {
+            return (a.word < b.word) == forward;
         }
         let (Some(x), Some(y)) = (self.sources.get(a.source), self.sources.get(b.source)) else { return false };
         let order = x.key(view).cmp(&y.key(view));
@@ -248,14 +251,6 @@ fn memtable(view: &SuperVersion, at: usize) -> Option<&Generation> {
 fn node_at(generation: &Generation, id: NodeId) -> NodeRef<'_> {
     // SAFETY: a source keeps ids of the memtable at its own place in the one superversion that it is used with.
     unsafe { generation.table.resume(id) }
-}
-
-#[inline]
-pub(super) fn prefix(key: &[u8]) -> u64 {
-    match key.first_chunk() {
-        Some(first) => u64::from_be_bytes(*first),
-        None => key.iter().enumerate().fold(0, |all, (at, byte)| all | u64::from(*byte) << (56 - 8 * at)),
-    }
 }
 
 impl<H: Host> Source<H> {

@@ -25,6 +25,7 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
         return Some(Task::Spill);
     }
     tree.at_rest.store(quiet, Relaxed);
+    tree.tidy.store(quiet, Relaxed);
     let indexed = view.first_unindexed(view.indexed_from) == view.runs.len();
     if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);

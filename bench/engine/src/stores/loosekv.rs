@@ -9,6 +9,8 @@ use std::cell::RefCell;
 use std::ops::Bound;
 use std::path::Path;
 
+/// One part in so many of a limited process's memory may go to what a merge keeps aside.
+const ASIDE_PART: usize = 16;
 /// One part in so many of a limited process's memory may go to the key index.
 const INDEX_PART: u64 = 2;
 
@@ -37,6 +39,7 @@ pub fn open(dir: &Path, setup: &Setup) -> Result<Box<dyn Store>> {
         // A mapped page of 8 KiB is fetched by two faults, one after the other; a copied one by one read.
         options.reads = Reads::Cached { bytes: setup.cache };
         options.key_index_budget = setup.limit as u64 / INDEX_PART;
+        options.aside_memory = setup.limit / ASIDE_PART;
     }
     Ok(Box::new(LooseKv(embedded::Store::open(dir, &options).map_err(text)?)))
 }
