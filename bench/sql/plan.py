@@ -57,6 +57,8 @@ class Amounts:
     warmup: float  # share of the cell's own work
     patience: float = 600.0
     quiet: float = 0.5
+    # The same after writes: longer than the background waits before it tidies what was written.
+    quiet_written: float = 5.0
     # Seconds for which a loaded table's size does not change when it is at rest: longer than the background waits.
     still: float = 30.0
 
@@ -127,7 +129,7 @@ SHORT_AMOUNTS = Amounts(
     transactions={"insert": 3_000, "insert-100": 100, "upsert": 3_000, "upsert-100": 60, "update": 3_000, "queue": 500,
                   "nothing": 3_000, "nothing-100": 100, "get": 3_000, "miss": 3_000, "any-100": 100, "limit-100": 300,
                   **{f"ycsb-{letter}": 1_500 for letter in "abcdf"}, "ycsb-e": 300},
-    seconds=1, mixed_seconds=1, repeats=1, range_rows=5_000, warmup=0.0, patience=60.0, quiet=0.1, still=0.0)
+    seconds=1, mixed_seconds=1, repeats=1, range_rows=5_000, warmup=0.0, patience=60.0, quiet=0.1, quiet_written=0.1, still=0.0)
 
 
 def _cells(names, clients, more_clients=(), syncs=()):

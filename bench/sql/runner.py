@@ -179,7 +179,7 @@ class GroupRunner:
         begin = self.meter.read()
         outcome = work()
         end = self.meter.read()
-        settled = self.meter.settle(amounts.patience, amounts.quiet) if workload.writes else True
+        settled = self.meter.settle(amounts.patience, amounts.quiet_written) if workload.writes else True
         if cell.workload == "load":
             self.meter.rest(lambda: disk_bytes(paths), amounts.still, amounts.patience)
         rest = self.meter.read()
