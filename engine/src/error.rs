@@ -70,6 +70,16 @@ impl Error {
     pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
         Error::Io { what: what.into(), source }
     }
+
+    /// As [`Error::io`], but want of room is told apart: it can be waited out.
+    pub fn io_or_no_space(what: impl Into<String>, source: std::io::Error) -> Error {
+        match source.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                Error::NoSpace(format!("{}: {source}", what.into()))
+            }
+            _ => Error::io(what, source),
+        }
+    }
 }
 
 impl fmt::Display for Error {

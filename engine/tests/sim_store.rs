@@ -25,7 +25,7 @@ struct Run {
     store: Option<Store>,
     /// States that a crash may leave, oldest first; the last is what readers see.
     states: Vec<Arc<State>>,
-    /// A write that was not acknowledged, but may be found after a crash.
+    /// After writes that were not acknowledged: each may be found after a crash.
     unknown: Vec<Arc<State>>,
     snapshots: Vec<(Snapshot, Arc<State>)>,
     iterators: Vec<Walk>,
@@ -65,6 +65,7 @@ fn options(random: &mut Random) -> Options {
         log_chunk: 4096 << random.below(3),
         reads: Reads::Cached { bytes: [0, 64 << 10, 1 << 20][random.below(3) as usize] },
         key_index_budget: if random.chance(20) { random.below(8000) } else { 1 << 30 },
+        aside_memory: 0,
         background: Background::Caller,
         flush_on_close: random.chance(50),
         ..Options::default()

@@ -71,6 +71,8 @@ fn work(core: &Core, task: Task) -> bool {
         match step(core, task) {
             Ok(true) => pace.set_trouble(None),
             Ok(false) => break,
+            // It needs room to make room, and is in nobody's way: merges go on.
+            Err(Error::NoSpace(_) | Error::MemoryFull { .. }) if task == Task::Sink => break,
             Err(Error::NoSpace(what)) => trouble(core, what),
             Err(e @ Error::MemoryFull { .. }) => trouble(core, e.to_string()),
             // What is under way is given up when the store is closed.

@@ -215,7 +215,8 @@ impl Host for EmbeddedHost {
     }
 
     fn side_file(&self) -> Result<Box<dyn SideFile>> {
-        let file = self.fs.create_unnamed(&self.dir).map_err(|e| Error::io("cannot make a side file", e))?;
+        let file =
+            self.fs.create_unnamed(&self.dir).map_err(|e| Error::io_or_no_space("cannot make a side file", e))?;
         Ok(Box::new(Unnamed { file, len: 0 }))
     }
 
@@ -250,7 +251,7 @@ struct Unnamed {
 
 impl SideFile for Unnamed {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_at(bytes, self.len).map_err(|e| Error::io("cannot write a side file", e))?;
+        self.file.write_at(bytes, self.len).map_err(|e| Error::io_or_no_space("cannot write a side file", e))?;
         self.len += bytes.len() as u64;
         Ok(())
     }

@@ -293,13 +293,7 @@ impl PageFile {
     }
 
     fn io(&self, verb: &str, page: PageNo, source: std::io::Error) -> Error {
-        let what = format!("cannot {verb} page {page} of {}", self.name);
-        match source.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                Error::NoSpace(format!("{what}: {source}"))
-            }
-            _ => Error::io(what, source),
-        }
+        Error::io_or_no_space(format!("cannot {verb} page {page} of {}", self.name), source)
     }
 }
 

@@ -216,12 +216,7 @@ impl RowLog {
                 Err(e) => self.fs.remove(&path).and(Err(e)),
             }
         });
-        let (file, reserved) = made.map_err(|e| match e.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Error::NoSpace(format!("cannot make {name}: {e}"))
-            }
-            _ => Error::io(format!("cannot make {name}"), e),
-        })?;
+        let (file, reserved) = made.map_err(|e| Error::io_or_no_space(format!("cannot make {name}"), e))?;
         let segment = Arc::new(Segment::new(&header, name, file, HEADER as u64, self.chunk, reserved));
         tail.new_names = true;
         self.change().live.push(Arc::clone(&segment));

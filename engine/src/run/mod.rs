@@ -4,8 +4,8 @@
 //! | data pages | key pages? | directory pages? | filter pages? | fence pages (bottom-up, root last) | footer |
 //! ```
 //!
-//! [`writer`] makes a run of row versions that come in order (what it needs at the end is kept `aside`), [`reader`] answers from it, [`cursor`] walks over it, [`check`]
-//! looks whether all of it is sound. Each
+//! [`writer`] makes a run of row versions that come in order (what it needs at the end is kept `aside`), [`reader`] answers
+//! from it, [`cursor`] walks over it, [`check`] looks whether all of it is sound. Each
 //! kind of page has its own file, which describes its bytes: [`data`] (packed by `pack`), [`keys`], [`directory`],
 //! [`crate::filter`], [`fence`], [`footer`]. Pages of a run are numbered from 0; where they stand is the extents' affair
 //! ([`locate`]). Decoders check everything they read: whatever the bytes are, the outcome is an answer or an error.

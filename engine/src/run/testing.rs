@@ -27,7 +27,6 @@ impl Random {
     }
 }
 
-/// Pages in memory, in extents of ten pages with gaps between them.
 /// A side file in memory.
 #[derive(Default)]
 pub struct SideBytes(Vec<u8>);
@@ -44,6 +43,7 @@ impl SideFile for SideBytes {
     }
 }
 
+/// Pages in memory, in extents of ten pages with gaps between them.
 pub struct Pages {
     pub pages: Vec<PageBuf>,
     /// What its writer may keep aside in memory, and side files that it has taken.
