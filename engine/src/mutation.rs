@@ -110,6 +110,10 @@ switches! {
         FailedFlipLeaks,
         /// What an abandoned construction had taken is not given back.
         AbandonedLeaks,
+        /// A row is left unread though not everybody sees it.
+        UnreadNotSeenByAll,
+        /// A tombstone is left unread, and taken for a row.
+        UnreadTombstone,
         /// An entry below what the index covers is believed.
         UncoveredEntryTrusted,
         /// A rebuild claims to have covered a run whose entries were evicted meanwhile.

@@ -6,6 +6,9 @@
 One session's transaction has done its statement when another one's comes; then the first commits or rolls back; then both
 look at what became of it. In every other permutation everything that was written is flushed and merged in between (on heap
 that step does nothing). Without --all: READ COMMITTED, and a seeded sample of the other two levels.
+
+The specs matrix_unread_* have a table with nothing but its key, whose rows are in a run: there an upsert that takes all of its
+new row replaces the old one unread. It is one of the two statements in every permutation.
 """
 import pathlib
 import random
@@ -25,6 +28,22 @@ setup
 }
 setup { INSERT INTO t VALUES (1, 'one', 10), (3, 'three', 30); }
 teardown { DROP FUNCTION settle; DROP TABLE child, t; }
+"""
+
+SETUP_UNREAD = """
+setup
+{
+  CREATE TABLE t (k int PRIMARY KEY, v text, u int);
+  CREATE FUNCTION settle() RETURNS void LANGUAGE plpgsql AS $$
+  BEGIN
+    IF (SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = 't'::regclass) = 'loosekv' THEN
+      PERFORM loosekv.flush('t'), loosekv.compact('t');
+    END IF;
+  END $$;
+}
+setup { INSERT INTO t VALUES (1, 'one', 10), (3, 'three', 30); }
+setup { SELECT settle(); }
+teardown { DROP FUNCTION settle; DROP TABLE t; }
 """
 
 # name: statement; 1 is a row that is there, 2 is none
@@ -55,6 +74,19 @@ WRITES = {
     "forsh": "SELECT * FROM t WHERE k = 1 FOR SHARE",
     "forks": "SELECT * FROM t WHERE k = 1 FOR KEY SHARE",
 }
+PUT = "INSERT INTO t VALUES (1, '{s}', {u}) ON CONFLICT (k) DO UPDATE SET (v, u) = (excluded.v, excluded.u)"
+PUTS = {
+    "put": f"{PUT} RETURNING *",
+    "puts": "INSERT INTO t SELECT i, '{s}', {u} FROM generate_series(1, 3) i ON CONFLICT (k) DO UPDATE SET (v, u) = (excluded.v, {u} + t.k)",
+    "twice": f"{PUT}; {PUT} RETURNING *",
+    "putdel": f"{PUT}; DELETE FROM t WHERE k = 1",
+    "putagain": f"{PUT}; DELETE FROM t WHERE k = 1; INSERT INTO t VALUES (1, 'again {{s}}', {{u}})",
+    "putkey": f"{PUT}; UPDATE t SET k = 2 WHERE k = 1",
+    "putback": f"SAVEPOINT s; {PUT}; ROLLBACK TO s",
+    "lockput": f"SELECT * FROM t WHERE k = 1 FOR UPDATE; {PUT}",
+    "putupd": f"{PUT}; UPDATE t SET v = v || ' updated' WHERE k = 1",
+    "delput": f"DELETE FROM t WHERE k = 1; {PUT}",
+}
 READS = {
     f"{name}{way}": f"SELECT * FROM t WHERE k < 3 FOR {mode} {policy}"
     for name, mode in (("upd", "UPDATE"), ("nku", "NO KEY UPDATE"), ("sh", "SHARE"), ("ks", "KEY SHARE"))
@@ -78,29 +110,51 @@ def session(number, level, statements):
     return "\n".join(lines)
 
 
+def write(name, setup, sessions, permutations):
+    """The text of a spec: `permutations` are pairs of statements and an end."""
+    lines = [f"# {name}", setup, *sessions, "session s3", "step settle { SELECT settle(); }"]
+    lines += ["step look3 { SELECT * FROM t ORDER BY k; }"]
+    child = "child" in setup
+    if child:
+        lines += ["step child3 { SELECT * FROM child ORDER BY id; }"]
+    for number, (one, other, end) in enumerate(permutations):
+        settle = "settle " if number % 2 else ""
+        last = "child3" if child else "look3"
+        lines.append(f"permutation b1 b2 {one}_1 {settle}{other}_2 {end} look2 c2 look1 {last}")
+    return "\n".join(lines) + "\n"
+
+
+def sample(permutations, name, most):
+    return permutations if most is None or most >= len(permutations) else random.Random(name).sample(permutations, most)
+
+
 def spec(name, everything):
     level = LEVELS[name]
     pairs = [(one, other) for one in WRITES for other in (*WRITES, *READS)]
     ends = [(one, other, end) for one, other in pairs for end in ("c1", "r1")]
     # Heap shows two rows with the same key to a snapshot that is older than the delete of the one and the insert of the
     # other; no statement of these levels may depend on that (see regress/differential.py).
-    if not everything:
-        rnd = random.Random(name)
-        ends = rnd.sample(ends, 500 if name == "rc" else 120)
-    lines = [f"# {level}", SETUP, session(1, level, WRITES), session(2, level, {**WRITES, **READS})]
-    lines += ["session s3", "step settle { SELECT settle(); }", "step child3 { SELECT * FROM child ORDER BY id; }"]
-    for number, (one, other, end) in enumerate(ends):
-        settle = "settle " if number % 2 else ""
-        lines.append(
-            f"permutation b1 b2 {one}_1 {settle}{other}_2 {end} look2 c2 look1 child3"
-        )
-    return "\n".join(lines) + "\n"
+    ends = sample(ends, name, None if everything else 500 if name == "rc" else 120)
+    return write(level, SETUP, [session(1, level, WRITES), session(2, level, {**WRITES, **READS})], ends)
+
+
+def spec_unread(name, everything):
+    level = LEVELS[name]
+    plain = {n: sql for n, sql in WRITES.items() if "child" not in sql and "(u)" not in sql and "{n}" not in sql}
+    both = {**PUTS, **plain}
+    pairs = [(one, other) for one in both for other in (*both, *READS) if one in PUTS or other in PUTS]
+    # On a row that was changed and then taken away heap waits for a KEY SHARE lock whatever the policy says.
+    waits = {(one, other) for one in ("putdel", "putagain", "putkey") for other in ("ksnw", "kssl")}
+    ends = [(one, other, end) for one, other in pairs if (one, other) not in waits for end in ("c1", "r1")]
+    ends = sample(ends, f"unread {name}", None if everything else 300 if name == "rc" else 60)
+    return write(level, SETUP_UNREAD, [session(1, level, both), session(2, level, {**both, **READS})], ends)
 
 
 def main(arguments):
     directory = pathlib.Path(arguments[0])
     for name in LEVELS:
         (directory / f"matrix_{name}.spec").write_text(spec(name, "--all" in arguments))
+        (directory / f"matrix_unread_{name}.spec").write_text(spec_unread(name, "--all" in arguments))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,18 @@ impl<'a> Hint<'a> {
 pub struct Observed {
     version: u64,
     flushed: L0Id,
-    /// The newest version of the key, whoever wrote it.
+    /// The newest version of the key, whoever wrote it. [`Observed::UNREAD`]: one in a run, which was not read.
     pub newest: Option<RowId>,
+}
+
+impl Observed {
+    /// Stands for a version that [`Tree::find_or_leave`] left unread. No row version has this id.
+    const UNREAD: RowId = RowId(u64::MAX);
+
+    /// The key has a row that was not read.
+    pub fn is_unread(&self) -> bool {
+        self.newest == Some(Observed::UNREAD)
+    }
 }
 
 /// How a look-up ended.

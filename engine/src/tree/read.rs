@@ -20,7 +20,7 @@ use crate::row::decode_record;
 use crate::run::{PageSource, Run, Scratch};
 use crate::tree::version::{Generation, Pinned, SuperVersion};
 use crate::tree::{Found, Hint, Observed, Tree};
-use crate::types::{Head, L0Id, PageNo, RowBuf, RowId, Verdict};
+use crate::types::{Head, L0Id, PageNo, RowBuf, RowId, Verdict, Writer};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -49,6 +49,9 @@ thread_local! {
     pub(super) static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
+/// No row is to be left unread.
+const READ: Option<fn(Writer) -> bool> = None;
+
 /// Where a search among the runs begins.
 struct Start {
     at: usize,
@@ -69,7 +72,7 @@ impl<H: Host> Tree<'_, H> {
         }
         let view = self.pin();
         self.pause(Pause::Pinned);
-        let found = self.find_with(&view, key, read_first, choose, Some(out))?;
+        let found = self.find_with(&view, key, read_first, choose, Some(out), READ)?;
         if found.taken {
             self.resolve(out)?;
         }
@@ -78,7 +81,26 @@ impl<H: Host> Tree<'_, H> {
 
     /// As [`Tree::find`], for those who need to know no more than `choose` is shown.
     pub fn find_head(&self, key: &[u8], choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<Found> {
-        self.find_with(&self.pin(), key, None, choose, None)
+        self.find_with(&self.pin(), key, None, choose, None, READ)
+    }
+
+    /// As [`Tree::find`], for those who need not know the row that is there, as long as it is there: where the index tells alone
+    /// that the newest version of the key is a row which everybody sees, no run is read, and nothing is taken
+    /// ([`Observed::is_unread`]). `seen_by_all`: whether everybody sees what writers up to this one have written.
+    pub fn find_or_leave(
+        &self,
+        key: &[u8],
+        seen_by_all: impl FnOnce(Writer) -> bool,
+        choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        out: &mut RowBuf,
+    ) -> Result<Found> {
+        let view = self.pin();
+        self.pause(Pause::Pinned);
+        let found = self.find_with(&view, key, None, choose, Some(out), Some(seen_by_all))?;
+        if found.taken {
+            self.resolve(out)?;
+        }
+        Ok(found)
     }
 
     /// As [`Tree::find`], but leaves a large body in the value log, as its pointer.
@@ -89,9 +111,10 @@ impl<H: Host> Tree<'_, H> {
         choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: &mut RowBuf,
     ) -> Result<Found> {
-        self.find_with(view, key, None, choose, Some(out))
+        self.find_with(view, key, None, choose, Some(out), READ)
     }
 
+    /// `leave`: the row may stay unread, if this says that everybody sees its writer.
     fn find_with(
         &self,
         view: &SuperVersion,
@@ -99,6 +122,7 @@ impl<H: Host> Tree<'_, H> {
         read_first: Option<Option<IndexEntry>>,
         mut choose: impl FnMut(&Head, &Hint<'_>) -> Verdict,
         out: Option<&mut RowBuf>,
+        leave: Option<impl FnOnce(Writer) -> bool>,
     ) -> Result<Found> {
         self.shared.counters.gets.fetch_add(1, Relaxed);
         self.host.saw(Saw::Get, 1);
@@ -118,11 +142,32 @@ impl<H: Host> Tree<'_, H> {
         self.pause(Pause::MemtablesRead);
         let entry = read_first.unwrap_or_else(|| self.shared.index.get(key));
         self.pause(Pause::IndexRead);
-        let taken = match self.start_of(view, entry)? {
+        let start = self.start_of(view, entry)?;
+        if let (Some(leave), None, Some(run)) = (leave, newest, self.run_with_row(view, entry, &start)) {
+            if on(UnreadNotSeenByAll) || leave(run.shape.max_writer) {
+                return Ok(Found::new(false, view, Some(Observed::UNREAD)));
+            }
+        }
+        let taken = match start {
             Some(start) => self.search_runs(view, start, key, &mut newest, &mut choose, out)?,
             None => false,
         };
         Ok(Found::new(taken, view, newest))
+    }
+
+    /// The run that has the newest version on disk, if the index entry, by which a search begins at `start`, tells alone that
+    /// this is a committed row.
+    fn run_with_row<'v>(
+        &self,
+        view: &'v SuperVersion,
+        entry: Option<IndexEntry>,
+        start: &Option<Start>,
+    ) -> Option<&'v RunDesc> {
+        let (entry, start) = (entry?, start.as_ref()?);
+        let run = view.runs.get(start.at)?;
+        let exact = self.shared.is_exact(view);
+        let is_row = !entry.tombstone || on(UnreadTombstone);
+        (start.certain && run.settled && exact && is_row).then_some(run)
     }
 
     /// The versions of `key` in the runs from this one on, for a reader that is older than what the index names.

@@ -133,6 +133,16 @@ impl RowLayout {
         }
     }
 
+    /// So many leading attributes are given back by the key.
+    pub fn leading_from_key(&self) -> usize {
+        self.attributes.iter().take_while(|attribute| attribute.from_key).count()
+    }
+
+    /// Appends a body that has these attributes and no others, as of a row of which the key alone is known.
+    pub fn put_none(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.leading_from_key() << 1);
+    }
+
     /// Begins with a body: reads how many attributes it has. `None`: it is none.
     #[inline]
     pub fn begin(body: &[u8]) -> Option<Progress> {

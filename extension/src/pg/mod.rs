@@ -29,6 +29,7 @@ pub mod table_index_build;
 pub mod table_options;
 pub mod table_scan;
 pub mod table_vacuum;
+pub mod upsert;
 pub mod worker;
 pub mod worker_piece;
 pub mod xact;

@@ -11,11 +11,14 @@
 //! a lent row is looked at but what is asked for. Its values point into the page where they may stand as they are; if one is
 //! not aligned there, or the row has to stay, it is copied and becomes the slot's own. A lent row stands until the scan
 //! moves or ends, and nobody asks the slot for it after that.
+//!
+//! A row that a statement has left unread has its key, and a body of no attributes; who asks for others after all has it read.
 
 use crate::codec::datum::Arena;
 use crate::codec::header::{align_up, form, long_len, short_len, Form};
 use crate::codec::row::{BadBody, Progress, RowLayout};
 use crate::codec::TableCodec;
+use crate::table::tid;
 use loosekv_engine::run::Spot;
 use loosekv_engine::types::{Head, RowId, RowRef, Writer};
 use pgrx::pg_sys;
@@ -344,6 +347,10 @@ impl Slot {
                 Err(Failed::Begin) => corrupt(self.row, "its body has no beginning"),
                 Err(Failed::Body(bad)) => {
                     corrupt(self.row, &format!("attribute {} at offset {} of its body", bad.attribute, bad.offset))
+                }
+                Err(Failed::Missing) if tid::is_unread(self.row) => {
+                    super::slots::read_unread(&raw mut self.base);
+                    self.decode(upto);
                 }
                 Err(Failed::Missing) => {
                     let (stored, upto) = (self.progress.stored as i32, upto as i32);

@@ -1,8 +1,9 @@
 //! Small things about slots: what C does with macros and inline functions.
 
-use crate::table::Open;
+use crate::table::{tid, unread, Open};
 use loosekv_engine::run::Spot;
-use loosekv_engine::types::{Head, RowRef};
+use loosekv_engine::types::{Head, RowBuf, RowRef};
+use pgrx::pg_sys;
 use pgrx::pg_sys::TupleTableSlot;
 
 /// # Safety
@@ -23,6 +24,27 @@ pub unsafe fn clear(slot: *mut TupleTableSlot) {
 pub unsafe fn store(slot: *mut TupleTableSlot, open: &Open, row: RowRef<'_>) {
     // SAFETY: by the contract.
     unsafe { super::slot::store(slot, open.relid(), &open.info.codec, row) }
+}
+
+/// Reads the row of which the slot has the key alone.
+///
+/// # Safety
+/// `slot` holds a row of a table in use, which a statement has left unread.
+pub unsafe fn read_unread(slot: *mut TupleTableSlot) {
+    // SAFETY: by the contract.
+    unsafe {
+        let rel = pg_sys::table_open((*slot).tts_tableOid, pg_sys::NoLock as i32);
+        let open = Open::new(rel);
+        let mut row = RowBuf::default();
+        let noted = tid::to_unread(&(*slot).tts_tid).is_some_and(|id| unread::recall(&open, id, &mut row).is_some());
+        let key = std::mem::take(&mut row.key);
+        if !noted || !open.ok(unread::read(&open, &key, &mut row)) {
+            pgrx::error!("a row of table \"{}\" is not there any more", open.name());
+        }
+        store(slot, &open, row.as_ref());
+        drop(open);
+        pg_sys::table_close(rel, pg_sys::NoLock as i32);
+    }
 }
 
 /// Whether [`lend`] may be used: the slot has held rows of the table before.

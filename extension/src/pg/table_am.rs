@@ -12,9 +12,9 @@ use crate::pg::xact::{self, Purpose};
 use crate::table::info;
 use crate::table::lock::{self, Got, KeyLock, Line};
 use crate::table::mvcc::{self, Standing};
-use crate::table::write::{self, Change, Draft, Inserted, Ready, Updated};
-use crate::table::{recent, tid, Open};
-use loosekv_engine::types::{Flags, Head, RowBuf, RowRef};
+use crate::table::write::{self, Change, Draft, Inserted, Ready, Refusal, Updated};
+use crate::table::{recent, tid, unread, Open};
+use loosekv_engine::types::{Flags, Head, RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{LockTupleMode, LockWaitPolicy, Relation, TM_FailureData, TM_Result, TupleTableSlot};
 use pgrx::prelude::*;
@@ -417,20 +417,31 @@ unsafe extern "C-unwind" fn update_guarded(
     unsafe {
         let open = Open::new(rel);
         let mut old = RowBuf::default();
-        if !open.ok(write::named_row(&open, &*tid, &mut old)) {
+        let unread = tid::to_unread(&*tid);
+        if unread.is_none() && !open.ok(write::named_row(&open, &*tid, &mut old)) {
             *result = nothing_there(&mut *failure, &*tid);
             return std::ptr::null_mut();
         }
         let updated = with_drafts(1, |drafts| {
             let draft = &mut drafts[0];
             open.draft(slot, draft);
+            let change = Change { command: cid, crosscheck, wait, purpose: Purpose::Update };
+            if let Some(unread) = unread {
+                *mode = LockTupleMode::LockTupleNoKeyExclusive;
+                if let Some(updated) = open.ok(write::replace_unread(&open, unread, draft, change)) {
+                    return updated;
+                }
+                // Its key has not changed, for the statement leaves it as it is.
+                if !open.ok(unread::read(&open, &draft.key, &mut old)) {
+                    return Updated::No(Refusal::new(TM_Result::TM_Deleted, unread));
+                }
+            }
             if !open.info.is_keyed() {
                 draft.key.clone_from(&old.key);
             }
             let key_changed = draft.key != old.key || other_keys_differ(&open, &old, slot);
             *mode =
                 if key_changed { LockTupleMode::LockTupleExclusive } else { LockTupleMode::LockTupleNoKeyExclusive };
-            let change = Change { command: cid, crosscheck, wait, purpose: Purpose::Update };
             open.ok(write::update(&open, &old, draft, change, key_changed))
         });
         match updated {
@@ -516,7 +527,16 @@ unsafe extern "C-unwind" fn lock_row(
         let failure = &mut *failure;
         failure.traversed = false;
         let mut row = RowBuf::default();
-        if !open.ok(write::named_row(&open, &*tid, &mut row)) {
+        if let Some(unread) = tid::to_unread(&*tid) {
+            match lock_unread(&open, unread, mode, &mut row) {
+                Unread::Locked => {
+                    slots::store(slot, &open, row.as_ref());
+                    return TM_Result::TM_Ok;
+                }
+                Unread::Read => *tid = tid::from_row(row.head.row_id),
+                Unread::Gone => return nothing_there(failure, &*tid),
+            }
+        } else if !open.ok(write::named_row(&open, &*tid, &mut row)) {
             let _ = nothing_there(failure, &*tid);
             return TM_Result::TM_Invisible;
         }
@@ -554,6 +574,36 @@ unsafe extern "C-unwind" fn lock_row(
             }
         }
     }
+}
+
+enum Unread {
+    /// It is locked, and the row buffer stands for it.
+    Locked,
+    /// It had to be read, and is not locked yet.
+    Read,
+    Gone,
+}
+
+/// Locks a row that was left unread, if that is possible at once, and the row still the one that was found.
+fn lock_unread(open: &Open, unread: RowId, mode: LockTupleMode::Type, row: &mut RowBuf) -> Unread {
+    let Some(observed) = unread::recall(open, unread, row) else { return Unread::Gone };
+    let lock = KeyLock::on(open, &row.key);
+    let got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
+    if got != Got::WouldBlock && open.tree.is_as_observed(&row.key, observed) {
+        if got == Got::Locked {
+            lock.keep(open, mode);
+        }
+        return Unread::Locked;
+    }
+    if got == Got::Locked {
+        lock.release(mode);
+    }
+    let key = std::mem::take(&mut row.key);
+    if !open.ok(unread::read(open, &key, row)) {
+        return Unread::Gone;
+    }
+    recent::note(open, row.as_ref());
+    Unread::Read
 }
 
 enum Locking {

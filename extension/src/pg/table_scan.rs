@@ -555,6 +555,10 @@ pub unsafe extern "C-unwind" fn satisfies_snapshot(
 ) -> bool {
     // SAFETY: the executor's pointers.
     unsafe {
+        if tid::to_unread(&(*slot).tts_tid).is_some() {
+            // Only what everybody sees is left unread.
+            return true;
+        }
         let open = Open::new(rel);
         let mut view = View::new(rel, snapshot);
         let sight = open.ok(ByRow::default().fetch(&open, &mut view, snapshot, &(*slot).tts_tid));

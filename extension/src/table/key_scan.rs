@@ -2,10 +2,10 @@
 //! order is the quickest, and backwards in the opposite one.
 
 use super::mvcc::View;
-use super::{recent, Open, TableCursor};
+use super::{recent, tid, Open, TableCursor};
 use crate::codec::bound::Range;
 use crate::host::process_local::{later, Later};
-use crate::pg::ssi;
+use crate::pg::{ssi, upsert};
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
@@ -234,7 +234,7 @@ impl KeyScan {
             }
         }
         let noting = recent::is_noting();
-        if noting {
+        if noting && !tid::is_unread(self.row().head.row_id) {
             recent::note(open, self.row());
         }
         self.may_step = !noting;
@@ -250,6 +250,9 @@ impl KeyScan {
         if let Some(key) = self.wanted.point(number) {
             if self.view.is_mvcc() {
                 ssi::read_key(open.rel, key, self.snapshot);
+            }
+            if self.view.is_dirty() && upsert::leaves_rows(open.rel) {
+                return self.view.find_or_leave(open, key, &mut self.single);
             }
             return self.view.find(open, key, &mut self.single);
         }

@@ -1,7 +1,7 @@
 //! What a statement may read and write.
 //!
 //! [`Open`] is a table in use: its relation, its [`Info`] (key and row layout, kept from use to use) and the tree. On it
-//! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`lock`] (row locks), [`scan`] and
+//! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`unread`] (rows replaced unread), [`lock`] (row locks), [`scan`] and
 //! [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`sample`] (what ANALYZE reads).
 
 pub mod by_row;
@@ -16,6 +16,7 @@ pub mod sample;
 pub mod scan;
 pub mod splits;
 pub mod tid;
+pub mod unread;
 pub mod write;
 
 use crate::host::process_local::ProcessLocal;

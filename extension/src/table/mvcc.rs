@@ -7,12 +7,12 @@
 //! A tombstone with KILLED takes a speculative insertion back, which was made where nothing lived. To everybody but MVCC
 //! snapshots it says "the key is absent" whoever wrote it, and whatever became of him: nobody need wait for its writer.
 
-use super::{last_look, recent, tid, write, Open};
+use super::{last_look, recent, tid, unread, write, Open};
 use crate::host::PgHost;
 use crate::pg::ssi;
 use crate::pg::xact::{self, SPECULATIVE_TOKEN};
 use loosekv_engine::error::Result;
-use loosekv_engine::tree::{Cursor, Hint, Looked, Observed};
+use loosekv_engine::tree::{Cursor, Found, Hint, Looked, Observed};
 use loosekv_engine::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
 
@@ -110,7 +110,7 @@ pub fn newest_settled(open: &Open, key: &[u8], out: &mut RowBuf) -> Result<Optio
 pub fn newest_of_life(open: &Open, row: &RowBuf, out: &mut RowBuf) -> Result<Option<Newest>> {
     let mut newest = None;
     let choose = |head: &Head, hint: &Hint<'_>| {
-        if write::life(head) != write::life(&row.head) {
+        if head.row_id < row.head.row_id || !write::same_life(head, &row.head) {
             return Verdict::Skip;
         }
         match standing(head, hint) {
@@ -269,6 +269,11 @@ impl View {
     pub fn find(&mut self, open: &Open, key: &[u8], out: &mut RowBuf) -> Result<bool> {
         self.busy = None;
         let found = open.tree.find(key, |head, hint| self.verdict(head, hint), out)?;
+        self.judge(open, key, found, out)
+    }
+
+    /// Whether what was found is seen; tells those who have to know.
+    fn judge(&mut self, open: &Open, key: &[u8], found: Found, out: &mut RowBuf) -> Result<bool> {
         self.check_passed(open.rel);
         if recent::is_noting() && matches!(self.kind, Kind::Mvcc | Kind::Dirty) && self.busy.is_none() {
             let standing = if xact::is_mine(out.head.writer) { Standing::Mine } else { Standing::Committed };
@@ -304,6 +309,19 @@ impl View {
                 Ok(open.tree.find(key, take_busy, out)?.taken)
             }
         }
+    }
+
+    /// As [`View::find`], for who replaces the row unread: where it need not be read it is not, and `out` is told to stand for it.
+    pub fn find_or_leave(&mut self, open: &Open, key: &[u8], out: &mut RowBuf) -> Result<bool> {
+        self.busy = None;
+        let seen_by_all = |writer| unread::is_seen_by_all(open, writer);
+        let found = open.tree.find_or_leave(key, seen_by_all, |head, hint| self.verdict(head, hint), out)?;
+        if found.observed.is_unread() {
+            self.tell_dirty(None, None);
+            unread::note(open, key, found.observed, out);
+            return Ok(true);
+        }
+        self.judge(open, key, found, out)
     }
 
     /// The next key of which the snapshot sees a version, copied to `out`.

@@ -209,7 +209,7 @@ impl TableScan {
         let mut found = mvcc::row_of_tid(&self.open, tid, &mut row)?;
         while found {
             let seen = self.view.find(&self.open, &row.key, &mut other)?;
-            if seen && write::life(&other.head) == write::life(&row.head) {
+            if seen && write::same_life(&other.head, &row.head) {
                 return Ok(tid::from_row(other.head.row_id));
             }
             let last = mvcc::newest_of_life(&self.open, &row, &mut other)?;

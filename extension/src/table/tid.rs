@@ -11,6 +11,10 @@ pub const ROWS_PER_BLOCK: u64 = 256;
 /// Row ids from here on are never given out: their blocks name rows that a speculative insertion did not write ("limbo").
 const LIMBO: u64 = 0xfff0_0000 << 8;
 
+/// Row ids from here on stand for rows that a statement has found and left unread. (The last block is PostgreSQL's.)
+const UNREAD: u64 = 0xffff_0000 << 8;
+const MOST_UNREAD: u64 = 0xfff0 << 8;
+
 pub fn from_row(row: RowId) -> ItemPointerData {
     let block = (row.0 >> 8) as u32;
     ItemPointerData {
@@ -41,6 +45,20 @@ pub fn is_limbo(tid: &ItemPointerData) -> bool {
     (u64::from(block_of(tid)) << 8) >= LIMBO
 }
 
+/// The row id that stands for the unread row with this number.
+pub fn unread(number: u64) -> RowId {
+    RowId(UNREAD + number % MOST_UNREAD)
+}
+
+pub fn is_unread(row: RowId) -> bool {
+    (UNREAD..UNREAD + MOST_UNREAD).contains(&row.0)
+}
+
+/// The row id that the TID of an unread row stands for.
+pub fn to_unread(tid: &ItemPointerData) -> Option<RowId> {
+    to_row(tid).filter(|row| is_unread(*row))
+}
+
 /// Says of a row that an update moved it to another partition.
 pub fn moved_partitions() -> ItemPointerData {
     ItemPointerData { ip_blkid: BlockIdData { bi_hi: u16::MAX, bi_lo: u16::MAX }, ip_posid: MOVED_PARTITIONS_OFFSET }
@@ -68,6 +86,11 @@ mod tests {
         for salt in [0u64, 1, 12_345_678, u64::MAX] {
             assert!(is_limbo(&limbo(salt)));
         }
+        for number in [0u64, 1, 1 << 24, u64::MAX] {
+            let tid = from_row(unread(number));
+            assert!(is_limbo(&tid) && !says_moved(&tid) && to_unread(&tid) == Some(unread(number)));
+        }
+        assert!(!is_unread(RowId(LIMBO + (0xf_0000 << 8) - 1)) && to_unread(&moved_partitions()).is_none());
         assert!(to_row(&ItemPointerData { ip_blkid: Default::default(), ip_posid: 0 }).is_none());
         assert!(to_row(&ItemPointerData { ip_blkid: Default::default(), ip_posid: 257 }).is_none());
     }

@@ -15,7 +15,7 @@
 
 use super::lock::{Got, KeyLock, Line};
 use super::mvcc::{self, Newest, Standing, View, TO_ANOTHER_PARTITION};
-use super::{recent, tid, Open};
+use super::{recent, tid, unread, Open};
 use crate::pg::ssi;
 use crate::pg::xact::{self, Purpose};
 use crate::work::memory;
@@ -31,13 +31,38 @@ use pgrx::pg_sys::TM_Result;
 /// had locked the row FOR UPDATE, which announces as much, and heap takes for it. (The flags of a row version have no room left.)
 const KEY_CHANGED: u16 = 1 << 15;
 
-/// Which life of its key a version belongs to.
-pub fn life(head: &Head) -> u16 {
+/// Bit of the incarnation: a version of this life replaced one that was not read ([`unread`]). It belongs to the same life as
+/// that one, whatever its number.
+const INHERITED: u16 = 1 << 14;
+
+/// Which life of its key a version belongs to: a number, or none where it is inherited.
+fn life(head: &Head) -> u16 {
     head.incarnation & !KEY_CHANGED
 }
 
-fn next_life(head: &Head) -> u16 {
-    life(head).wrapping_add(1) & !KEY_CHANGED
+/// Whether two versions of a key, the older of which a running statement has before it, belong to the same life. Everybody sees
+/// a row that is replaced unread: no statement can have one before it that is older than that, so whatever is asked about with
+/// a version above is of the same life.
+pub fn same_life(one: &Head, other: &Head) -> bool {
+    let newer = if one.row_id > other.row_id { one } else { other };
+    life(newer) & INHERITED != 0 || life(one) == life(other)
+}
+
+/// The number of a life that begins above this tombstone, and is none that a running statement may have before it.
+fn next_life(open: &Open, key: &[u8], tombstone: &Head) -> Result<u16> {
+    let mut last = Some(*tombstone);
+    if life(tombstone) & INHERITED != 0 {
+        last = None;
+        let numbered = |head: &Head, _: &Hint<'_>| match life(head) & INHERITED {
+            0 => {
+                last = Some(*head);
+                Verdict::Take
+            }
+            _ => Verdict::Skip,
+        };
+        open.tree.find_head(key, numbered)?;
+    }
+    Ok(last.map_or(0, |head| life(&head).wrapping_add(1) & !INHERITED & !KEY_CHANGED))
 }
 
 /// The row with this version has gone on since, but in a way that a KEY SHARE lock on it goes together with.
@@ -49,8 +74,7 @@ pub fn key_is_as_in(open: &Open, row: &RowBuf) -> Result<bool> {
             return Verdict::Take;
         }
         if mvcc::standing(head, hint) != Standing::Aborted {
-            let same_life = life(head) == life(&row.head);
-            intact &= same_life && !head.flags.is_tombstone() && head.incarnation & KEY_CHANGED == 0;
+            intact &= same_life(head, &row.head) && !head.flags.is_tombstone() && head.incarnation & KEY_CHANGED == 0;
         }
         Verdict::Skip
     };
@@ -92,7 +116,7 @@ pub fn insert(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: F
                 ssi::write_key(open.rel, &draft.key);
                 return Ok(Inserted::Duplicate);
             }
-            Some(newest) => next_life(&newest.head),
+            Some(newest) => next_life(open, &draft.key, &newest.head)?,
         };
         let mut head = Head { row_id: RowId(0), writer, command, flags, incarnation };
         if let Some(row_id) = append(open, &draft.key, &draft.body, &head, observed)? {
@@ -146,7 +170,7 @@ pub fn insert_many(
                 match newest {
                     None => {}
                     Some(newest) if newest.standing != Standing::InProgress && newest.is_absent() => {
-                        incarnation = next_life(&newest.head);
+                        incarnation = next_life(open, &draft.key, &newest.head)?;
                     }
                     // To be waited for, or a duplicate: the rows before it come first.
                     Some(_) => break,
@@ -325,7 +349,7 @@ pub fn superseded(open: &Open, old: &RowBuf, newest: Newest, newest_row: &RowBuf
         return Ok(refusal);
     }
     let mut of_this_life = RowBuf::default();
-    let (last, row) = if life(&newest.head) == life(&old.head) {
+    let (last, row) = if same_life(&newest.head, &old.head) {
         (newest.head, newest_row)
     } else {
         // The key was deleted and has been inserted again: what ended the life of `old`?
@@ -500,6 +524,33 @@ pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_chan
     };
     guard.end(matches!(updated, Updated::Row { .. }));
     Ok(updated)
+}
+
+/// Replaces the row that was left unread under this row id. `None`: nothing was done, for it may not be the newest any more.
+pub fn replace_unread(open: &Open, row: RowId, draft: &Draft, change: Change) -> Result<Option<Updated>> {
+    let Some(observed) = unread::observed(open, row, &draft.key) else { return Ok(None) };
+    let mode = Mode::LockTupleNoKeyExclusive;
+    let mut guard = Guard::new(open, &draft.key, mode);
+    ssi::write_key(open.rel, &draft.key);
+    let taken = guard.take(false, &mut Line::new(mode, false));
+    if matches!(taken, Guarded::WouldBlock) {
+        return Ok(None);
+    }
+    let marks = if guard.lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
+    let mut head = Head {
+        row_id: RowId(0),
+        writer: xact::current_writer(),
+        command: change.command,
+        flags: Flags::default(),
+        incarnation: INHERITED | marks,
+    };
+    let was_locked = !guard.taken;
+    let appended = append(open, &draft.key, &draft.body, &head, observed)?;
+    guard.end(appended.is_some());
+    Ok(appended.map(|row_id| {
+        head.row_id = row_id;
+        Updated::Row { head, was_locked }
+    }))
 }
 
 fn change_key(

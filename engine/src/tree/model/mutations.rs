@@ -90,6 +90,8 @@ const TABLE: &[(Mutation, By)] = &[
     (GoneNotTold, Scenario(a_key_taken_out_stays_deleted_for_readers_of_before)),
     (FailedFlipLeaks, Model(Faulty)),
     (AbandonedLeaks, Model(Faulty)),
+    (UnreadNotSeenByAll, Model(Calm)),
+    (UnreadTombstone, Model(Calm)),
     (UncoveredEntryTrusted, Model(Restless)),
     (RebuildClaimsEvicted, Model(Restless)),
 ];

@@ -134,6 +134,23 @@ fn observe(tree: &T<'_>, key: &[u8]) -> Option<Observed> {
     tolerate(tree, "find", found).map(|found| found.observed)
 }
 
+/// The same by who need not know the row that is there.
+fn observe_or_leave(tree: &T<'_>, key: &[u8]) -> Option<Observed> {
+    let seen_by_all = |writer: Writer| writer.0 < world(tree).oldest();
+    let rows_before = tree.next_row_id();
+    let found = tree.find_or_leave(key, seen_by_all, |_, _| Verdict::Skip, &mut RowBuf::default());
+    let observed = tolerate(tree, "find or leave", found)?.observed;
+    if observed.is_unread() {
+        let world = world(tree);
+        let versions = world.history.get(key).map(Vec::as_slice).unwrap_or_default();
+        let was_there = |v: &&Written| v.row < rows_before && world.fate(Writer(v.writer)) != Fate::Aborted;
+        let newest = versions.iter().rev().find(was_there);
+        let seen = newest.is_some_and(|v| !v.tombstone && v.writer < world.oldest());
+        assert!(seen, "{key:?} was left unread, but its newest version is {newest:?}");
+    }
+    Some(observed)
+}
+
 /// One row version by a running writer, unless another running writer holds the key.
 pub(super) fn write(tree: &T<'_>) {
     if world(tree).appending {
@@ -142,7 +159,8 @@ pub(super) fn write(tree: &T<'_>) {
     let key = world(tree).key();
     let Some(mine) = world(tree).writer_for(&key) else { return };
     let (rows_before, acts) = (tree.next_row_id(), world(tree).acts);
-    let Some(expect) = observe(tree, &key) else { return };
+    let unread = world(tree).random.chance(50);
+    let Some(expect) = (if unread { observe_or_leave(tree, &key) } else { observe(tree, &key) }) else { return };
     if world(tree).random.chance(20) {
         in_between(tree, Pause::FlushWritten);
     }
@@ -155,11 +173,9 @@ pub(super) fn write(tree: &T<'_>) {
     let (tombstone, speculative) = {
         let mut world = world(tree);
         let now = world.snapshot();
-        let gone = world
-            .history
-            .get(&key)
-            .is_none_or(|v| v.iter().all(|v| world.fate(Writer(v.writer)) != crate::types::Fate::InProgress))
-            && world.expected(&key, &now).is_none();
+        let gone =
+            world.history.get(&key).is_none_or(|v| v.iter().all(|v| world.fate(Writer(v.writer)) != Fate::InProgress))
+                && world.expected(&key, &now).is_none();
         let speculative = gone && world.random.chance(15);
         (!speculative && world.random.chance(25), speculative)
     };

@@ -1,0 +1,125 @@
+-- INSERT ... ON CONFLICT DO UPDATE that replaces rows unread: rows in a run, nothing wanted of them but their key.
+CREATE FUNCTION settle(tables text DEFAULT 't') RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF (SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = tables::regclass) = 'loosekv' THEN
+        PERFORM loosekv.flush(tables::regclass);
+    END IF;
+END $$;
+CREATE TABLE t (k int PRIMARY KEY, v text, n int DEFAULT 7);
+INSERT INTO t SELECT i, 'old ' || i, i FROM generate_series(1, 40) i;
+SELECT settle();
+INSERT INTO t VALUES (1, 'new', 1) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n RETURNING *;
+INSERT INTO t VALUES (1, 'newer', 1) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+INSERT INTO t SELECT i, 'many', i FROM generate_series(2, 5) i ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n + t.k;
+-- One column is kept; one is asked for; the row as a whole is; a condition; a default.
+INSERT INTO t VALUES (6, 'kept n', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v RETURNING *;
+INSERT INTO t VALUES (7, 'and', 0) ON CONFLICT (k) DO UPDATE SET v = t.v || excluded.v, n = excluded.n RETURNING *;
+INSERT INTO t VALUES (8, 'whole', 0) ON CONFLICT (k) DO UPDATE SET v = t::text, n = excluded.n RETURNING *;
+INSERT INTO t VALUES (9, 'where', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n WHERE t.n > 100 RETURNING *;
+INSERT INTO t VALUES (10, 'default', 0) ON CONFLICT (k) DO UPDATE SET v = DEFAULT, n = DEFAULT RETURNING *;
+INSERT INTO t VALUES (11, 'system', 0) ON CONFLICT (k) DO UPDATE SET v = (t.xmin::text <> '0')::text, n = (t.tableoid = 't'::regclass)::int RETURNING *;
+INSERT INTO t VALUES (12, 'sub', 0) ON CONFLICT (k) DO UPDATE SET (v, n) = (SELECT 'of ' || v, n FROM t AS o WHERE o.k = t.k) RETURNING *;
+INSERT INTO t VALUES (13, 'other key', 0) ON CONFLICT (k) DO UPDATE SET k = 113, v = excluded.v, n = excluded.n RETURNING *;
+INSERT INTO t VALUES (14, 'same', 0) ON CONFLICT (k) DO UPDATE SET k = excluded.k, v = excluded.v, n = excluded.n RETURNING *;
+INSERT INTO t VALUES (15, 'twice', 0), (15, 'twice', 1) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+INSERT INTO t VALUES (15, 'xmax', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n RETURNING xmax <> 0 AS locked, *;
+SELECT * FROM t WHERE k < 20 ORDER BY k;
+-- What others, and savepoints, make of it.
+SELECT settle();
+BEGIN;
+SAVEPOINT s;
+INSERT INTO t VALUES (16, 'taken back', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+ROLLBACK TO s;
+SELECT * FROM t WHERE k = 16;
+INSERT INTO t VALUES (16, 'again', 1) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+SAVEPOINT s;
+INSERT INTO t VALUES (16, 'once more', 2) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+RELEASE s;
+DELETE FROM t WHERE k = 16 RETURNING *;
+INSERT INTO t VALUES (16, 'inserted', 3) ON CONFLICT (k) DO UPDATE SET v = 'not this', n = 0;
+SELECT * FROM t WHERE k = 16;
+UPDATE t SET k = 216 WHERE k = 16;
+INSERT INTO t VALUES (16, 'in its place', 4) ON CONFLICT (k) DO UPDATE SET v = 'not this', n = 0;
+COMMIT;
+SELECT * FROM t WHERE k IN (16, 216) ORDER BY k;
+BEGIN;
+DECLARE c CURSOR FOR SELECT * FROM t WHERE k = 17 FOR UPDATE;
+FETCH c;
+INSERT INTO t VALUES (17, 'under a cursor', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+UPDATE t SET n = 5 WHERE CURRENT OF c;
+SELECT * FROM t WHERE k = 17;
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT count(*) FROM t;
+INSERT INTO t VALUES (18, 'serializable', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n RETURNING *;
+COMMIT;
+-- Functions in between that change the row, or many others, or fail.
+SELECT settle();
+CREATE FUNCTION meddle(key int, what text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    IF what = 'same' THEN
+        INSERT INTO t VALUES (key, 'by the function', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+    ELSIF what = 'update' THEN
+        UPDATE t SET n = n + 1 WHERE k = key;
+    ELSIF what = 'delete' THEN
+        DELETE FROM t WHERE k = key;
+    ELSIF what = 'others' THEN
+        FOR i IN 30..40 LOOP
+            INSERT INTO t VALUES (i, 'by the function', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+        END LOOP;
+    ELSIF what = 'settle' THEN
+        PERFORM settle();
+    ELSIF what = 'fail' THEN
+        BEGIN
+            INSERT INTO t VALUES (29, 'in vain', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = 1 / excluded.n;
+        EXCEPTION WHEN division_by_zero THEN
+            NULL;
+        END;
+    END IF;
+    RETURN what;
+END $$;
+INSERT INTO t VALUES (20, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(20, 'same'), n = excluded.n;
+INSERT INTO t VALUES (21, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(21, 'update'), n = excluded.n;
+INSERT INTO t VALUES (22, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(22, 'delete'), n = excluded.n;
+INSERT INTO t VALUES (23, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(23, 'others'), n = excluded.n;
+INSERT INTO t VALUES (24, 'x', 0), (25, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(24, 'fail'), n = excluded.n;
+INSERT INTO t VALUES (26, 'x', 0), (27, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(24, 'settle'), n = excluded.n;
+SELECT * FROM t WHERE k >= 20 ORDER BY k;
+-- Keys of several columns, in another order, behind other columns; columns dropped, added and generated; texts.
+CREATE TABLE m (a text, v int, b int, PRIMARY KEY (b, a));
+INSERT INTO m SELECT 'a' || i, i, i % 3 FROM generate_series(1, 9) i;
+SELECT settle('m');
+INSERT INTO m VALUES ('a1', 100, 1) ON CONFLICT (b, a) DO UPDATE SET v = excluded.v RETURNING *;
+INSERT INTO m (a, b, v) VALUES ('a2', 2, 200), ('a10', 1, 1000) ON CONFLICT (a, b) DO UPDATE SET v = excluded.v RETURNING *;
+ALTER TABLE m ADD COLUMN w text DEFAULT 'w';
+INSERT INTO m VALUES ('a4', 400, 1, 'four') ON CONFLICT (b, a) DO UPDATE SET v = excluded.v RETURNING *;
+INSERT INTO m VALUES ('a5', 500, 2, 'five') ON CONFLICT (b, a) DO UPDATE SET v = excluded.v, w = excluded.w RETURNING *;
+ALTER TABLE m DROP COLUMN v;
+INSERT INTO m VALUES ('a6', 0, 'six') ON CONFLICT (b, a) DO UPDATE SET w = excluded.w RETURNING *;
+ALTER TABLE m ADD COLUMN g int GENERATED ALWAYS AS (b * 2) STORED;
+SELECT settle('m');
+INSERT INTO m VALUES ('a7', 1, 'seven') ON CONFLICT (b, a) DO UPDATE SET w = excluded.w RETURNING *;
+SELECT * FROM m ORDER BY b, a;
+CREATE TABLE l (k text COLLATE "C" PRIMARY KEY, v text);
+INSERT INTO l VALUES ('a', 'old'), ('b', repeat('old', 10000)), ('c', 'old');
+SELECT settle('l');
+INSERT INTO l VALUES ('a', repeat('new', 10000)), ('b', 'new') ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+SELECT k, length(v), left(v, 5) FROM l ORDER BY k;
+-- Triggers, indexes and views see the old row.
+CREATE TABLE h (k int PRIMARY KEY, v text);
+INSERT INTO h SELECT i, 'old' FROM generate_series(1, 9) i;
+SELECT settle('h');
+CREATE VIEW hv AS SELECT * FROM h WHERE v <> 'hidden' WITH CHECK OPTION;
+INSERT INTO hv VALUES (1, 'view') ON CONFLICT (k) DO UPDATE SET v = excluded.v RETURNING *;
+INSERT INTO hv VALUES (2, 'view') ON CONFLICT (k) DO UPDATE SET v = 'hidden' RETURNING *;
+CREATE INDEX ON h (v);
+INSERT INTO h VALUES (3, 'index') ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+SELECT * FROM h WHERE v = 'index';
+CREATE FUNCTION seen() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE NOTICE '% becomes %', OLD, NEW;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER seen AFTER UPDATE ON h FOR EACH ROW EXECUTE FUNCTION seen();
+INSERT INTO h VALUES (4, 'trigger') ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+SELECT * FROM h ORDER BY k;
