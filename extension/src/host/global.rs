@@ -1,7 +1,7 @@
 //! What the extension keeps at the start of its piece of shared memory; the shared heap follows it.
 //!
 //! ```text
-//!  | Global: budgets, workers, counters | registry's slots | readers | progress | whereabouts of pages | shared heap ... |
+//!  | Global: budgets, workers, counters | registry's slots | readers | progress | seen by workers | whereabouts of pages | shared heap ... |
 //! ```
 //!
 //! Made by the postmaster at every start (and restart after a crash); all processes are its forks and find it at the same
@@ -11,6 +11,7 @@ use crate::host::latch::LwLatch;
 use crate::host::progress::{Entry, Progresses};
 use crate::host::readers::{Reader, Readers};
 use crate::host::registry::{Registry, Slot};
+use crate::host::seen::{ByWorkers, OfWorkers};
 use crate::host::whereabouts::Whereabouts;
 use crate::settings;
 use crate::work::claims::Claims;
@@ -27,6 +28,7 @@ pub struct Global {
     pub registry: Registry,
     pub readers: Readers,
     pub progress: Progresses,
+    pub by_workers: ByWorkers,
     pub whereabouts: Whereabouts,
     /// Which databases have a background worker.
     pub workers: Claims<LwLatch, pgrx::pg_sys::Latch>,
@@ -66,6 +68,7 @@ fn fixed_size() -> usize {
         + align_up(table_slots() * size_of::<Slot>())
         + align_up(backends() * size_of::<Reader>())
         + align_up(backends() * size_of::<Entry>())
+        + align_up(backends() * size_of::<OfWorkers>())
         + align_up(Whereabouts::wanted() * size_of::<AtomicI32>())
 }
 
@@ -91,8 +94,10 @@ pub unsafe fn create(mem: *mut u8) {
         mem.wrapping_add(align_up(size_of::<Global>()) + align_up(slots * size_of::<Slot>())).cast::<Reader>();
     let first_entry =
         first_reader.cast::<u8>().wrapping_add(align_up(backends() * size_of::<Reader>())).cast::<Entry>();
+    let first_seen =
+        first_entry.cast::<u8>().wrapping_add(align_up(backends() * size_of::<Entry>())).cast::<OfWorkers>();
     let first_place =
-        first_entry.cast::<u8>().wrapping_add(align_up(backends() * size_of::<Entry>())).cast::<AtomicI32>();
+        first_seen.cast::<u8>().wrapping_add(align_up(backends() * size_of::<OfWorkers>())).cast::<AtomicI32>();
     let global = mem.cast::<Global>();
     // SAFETY: the pieces are aligned, do not overlap, and end within the segment.
     unsafe {
@@ -102,6 +107,7 @@ pub unsafe fn create(mem: *mut u8) {
         for i in 0..backends() {
             first_reader.add(i).write(Reader::default());
             first_entry.add(i).write(Entry::default());
+            first_seen.add(i).write(OfWorkers::default());
         }
         first_place.write_bytes(0, Whereabouts::wanted());
         global.write(Global {
@@ -109,6 +115,7 @@ pub unsafe fn create(mem: *mut u8) {
             registry: Registry::new(first_slot, slots),
             readers: Readers::new(first_reader, backends()),
             progress: Progresses::new(first_entry, backends()),
+            by_workers: ByWorkers::new(first_seen, backends()),
             whereabouts: Whereabouts::new(first_place, Whereabouts::wanted()),
             workers: Claims::new(),
             counters: GlobalCounters::default(),

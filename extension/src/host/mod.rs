@@ -14,7 +14,7 @@
 //! | [`writers`] | transaction ids and what became of them |
 //! | [`progress`] | how far long work has come, for those who look |
 //! | [`side_file`] | temporary files, for what a merge keeps aside |
-//! | [`seen`] | what this process has looked at, for EXPLAIN |
+//! | [`seen`] | what this process and its parallel workers have looked at, for EXPLAIN |
 //! | [`verify`] | reading a page that may be bad |
 //! | [`latch`] | LWLocks in place |
 //! | [`interrupt`], [`critical`] | cancel and terminate requests; critical sections |

@@ -19,6 +19,7 @@ pub mod raw {
         pub fn ReadNextFullTransactionId() -> pg_sys::FullTransactionId;
         pub fn GetCurrentSubTransactionId() -> pg_sys::SubTransactionId;
         pub fn GetCurrentTransactionNestLevel() -> c_int;
+        pub fn IsInParallelMode() -> bool;
         pub fn GetCurrentTransactionStartTimestamp() -> pg_sys::TimestampTz;
         pub fn pgstat_count_heap_insert(rel: pg_sys::Relation, n: pg_sys::PgStat_Counter);
         pub fn datumIsEqual(one: pg_sys::Datum, other: pg_sys::Datum, by_value: bool, len: c_int) -> bool;
@@ -105,6 +106,14 @@ pub mod raw {
             env: *mut pg_sys::QueryEnvironment,
             planning: *const pg_sys::instr_time,
             buffers: *const pg_sys::BufferUsage,
+        );
+        pub fn ExplainOneUtility(
+            statement: *mut pg_sys::Node,
+            into: *mut pg_sys::IntoClause,
+            es: *mut pg_sys::ExplainState,
+            text: *const c_char,
+            params: pg_sys::ParamListInfo,
+            env: *mut pg_sys::QueryEnvironment,
         );
         pub fn BufferUsageAccumDiff(
             to: *mut pg_sys::BufferUsage,

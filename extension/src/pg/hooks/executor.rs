@@ -145,7 +145,8 @@ struct Begun {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn before_start(query: *mut QueryDesc) -> Begun {
-    super::explain::executor_starts(query);
+    // SAFETY: the executor's query.
+    unsafe { super::explain::executor_starts(query) };
     let mut begun = Begun { depth: relam_mask::depth(), prepare: false };
     let mut indexes = Vec::new();
     // SAFETY: the executor's query.

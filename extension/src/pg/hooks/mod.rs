@@ -57,6 +57,9 @@ unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _a
     if event == XACT_EVENT_PRE_PREPARE {
         lock::before_prepare();
     }
+    if event == XACT_EVENT_PARALLEL_COMMIT {
+        crate::host::seen::report_to_leader();
+    }
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE) {
         relam_mask::forget();
         batch::rolled_back(0);

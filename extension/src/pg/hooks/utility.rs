@@ -1,6 +1,6 @@
 //! Utility statements: some need a hand, and what cannot work is refused before anything is done.
 
-use super::{databases, object_access, options, publications};
+use super::{databases, explain, object_access, options, publications};
 use crate::host::process_local::ProcessLocal;
 use crate::pg::bindings_am::raw;
 use crate::pg::{catalog, error, relam_mask};
@@ -54,6 +54,7 @@ unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool)
         let node = (*statement).utilityStmt;
         match (*node).type_ {
             NodeTag::T_IndexStmt => return index(statement, read_only),
+            NodeTag::T_ExplainStmt => return explain::before(statement),
             NodeTag::T_AlterTableStmt => alter_table(node.cast()),
             NodeTag::T_DropdbStmt => databases::before_drop(node.cast()),
             NodeTag::T_AlterDatabaseStmt => databases::before_alter(node.cast()),
