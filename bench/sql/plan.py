@@ -90,7 +90,8 @@ class Group:
 REGIMES = {
     "memory": Regime("memory", "in memory", {"shared_buffers": "3GB", "loosekv.shared_memory": "1024MB"}),
     "cold": Regime("cold", "cold: 256 MB of buffers, 512 MB for the cluster",
-                   {"shared_buffers": "256MB", "loosekv.shared_memory": "128MB"}, 512 * MB),
+                   {"shared_buffers": "256MB", "loosekv.shared_memory": "176MB", "loosekv.index_memory": "110MB"},
+                   512 * MB),
     "far": Regime("far", "index far beyond memory: 64 MB of buffers, 192 MB for the cluster",
                   {"shared_buffers": "64MB", "loosekv.shared_memory": "48MB", "maintenance_work_mem": "8MB",
                    "max_wal_size": "2GB"}, 192 * MB),

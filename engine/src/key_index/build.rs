@@ -8,11 +8,16 @@
 
 use super::key::{IndexKey, INLINE};
 use super::leaf::{weight, Leaf, LeafWriter, OwnLeaf, Shape, DEAD, MOST_KEYS, MOST_WEIGHT};
+use super::Ahead;
+use crate::filter::key_hash;
 use loosekv_shm::Full;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Most leaves of a plan: so many directory nodes can be reserved at once.
 pub(super) const MOST_LEAVES: usize = loosekv_shm::Needs::OBJECTS;
+
+/// Keys of a leaf that is to have room: what random keys lead to in the long run.
+const FILL: usize = MOST_KEYS * 3 / 4;
 
 #[derive(Clone, Copy)]
 enum Part<'p> {
@@ -29,8 +34,8 @@ enum Part<'p> {
 }
 
 /// The keys of one or more new leaves, in order.
-#[derive(Default)]
 pub(super) struct Plan<'p> {
+    pub ahead: Ahead,
     parts: Vec<Part<'p>>,
     keys: usize,
     weight: usize,
@@ -63,6 +68,10 @@ impl For {
 }
 
 impl<'p> Plan<'p> {
+    pub(super) fn before(ahead: Ahead) -> Plan<'p> {
+        Plan { ahead, parts: Vec::new(), keys: 0, weight: 0, edges: Default::default() }
+    }
+
     /// Empties it; it keeps its memory.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
@@ -112,7 +121,7 @@ impl<'p> Plan<'p> {
     }
 
     /// Makes the leaves; the last one ends at `high`. `pack`: all but the last are filled up, since what comes later
-    /// goes behind them; else they are alike in size. `None`: they are too many.
+    /// goes behind them; else they are of many sizes. `None`: they are too many.
     pub(super) fn draft(&mut self, high: Option<&[u8]>, pack: bool, purpose: For) -> Result<Option<Vec<Draft>>, Full> {
         if self.is_small() {
             let (first, last) = &mut self.edges;
@@ -147,15 +156,22 @@ impl<'p> Plan<'p> {
     }
 
     /// Cuts the parts where leaves end.
-    fn cut(&self, pack: bool) -> Cut<'p> {
-        let leaves = self.keys.div_ceil(MOST_KEYS).max(self.weight.div_ceil(MOST_WEIGHT));
+    fn cut(&mut self, pack: bool) -> Cut<'p> {
+        let needed = self.keys.div_ceil(MOST_KEYS).max(self.weight.div_ceil(MOST_WEIGHT));
+        let leaves = if pack { needed } else { needed.max((self.keys + FILL / 2) / FILL) };
+        edge_key(self.parts.first(), false, &mut self.edges.0);
         let mut cut = Cut {
-            most: if pack { MOST_KEYS } else { self.keys.div_ceil(leaves) },
+            total: self.keys,
+            leaves,
+            pack,
+            seed: key_hash(&self.edges.0),
+            most: 0,
             parts: Vec::with_capacity(self.parts.len() + leaves),
             ends: Vec::with_capacity(leaves + 1),
             keys: 0,
             weight: 0,
         };
+        cut.most = cut.keys_of(0);
         for part in &self.parts {
             match *part {
                 Part::New { key, .. } => {
@@ -183,7 +199,13 @@ impl<'p> Plan<'p> {
 
 /// A plan in pieces.
 struct Cut<'p> {
-    /// Most keys of a leaf.
+    /// Keys in all, and how many leaves they shall make.
+    total: usize,
+    leaves: usize,
+    /// All leaves but the last are filled up.
+    pack: bool,
+    seed: u64,
+    /// Most keys of the leaf that is being filled.
     most: usize,
     /// None goes beyond its leaf.
     parts: Vec<Part<'p>>,
@@ -195,6 +217,26 @@ struct Cut<'p> {
 }
 
 impl Cut<'_> {
+    /// Most keys of leaf number `nth`. Leaves are not alike in size, for then they would all grow together, and be split
+    /// together: what one size has taken from the heap would be free when it is another one that is wanted everywhere.
+    fn keys_of(&self, nth: usize) -> usize {
+        if self.pack || nth >= self.leaves {
+            // Large keys make more leaves than there were to be.
+            return MOST_KEYS;
+        }
+        (self.begin_of(nth + 1) - self.begin_of(nth)).clamp(1, MOST_KEYS)
+    }
+
+    /// With which key leaf number `nth` begins: up to a quarter of a leaf off, so that none becomes too large.
+    fn begin_of(&self, nth: usize) -> usize {
+        if nth == 0 || nth == self.leaves {
+            return nth / self.leaves * self.total;
+        }
+        let room = (MOST_KEYS * self.leaves).saturating_sub(self.total).min(self.total / 2) / (2 * self.leaves);
+        let random = (self.seed ^ nth as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        nth * self.total / self.leaves + random as usize % (2 * room + 1) - room
+    }
+
     fn is_full(&self, more: usize) -> bool {
         self.keys == self.most || self.weight + more > MOST_WEIGHT
     }
@@ -203,6 +245,7 @@ impl Cut<'_> {
     fn room_for(&mut self, weight: usize) {
         if self.is_full(weight) {
             self.ends.push(self.parts.len());
+            self.most = self.keys_of(self.ends.len());
             (self.keys, self.weight) = (0, 0);
         }
         self.keys += 1;

@@ -97,6 +97,23 @@ pub struct KeyIndex<L: RawLatch> {
     bytes: AtomicU64,
 }
 
+/// The newer one of an entry that is there and one that comes.
+fn newer(now: IndexEntry, new: IndexEntry) -> IndexEntry {
+    if now.l0 > new.l0 {
+        now
+    } else {
+        new
+    }
+}
+
+/// What is to be expected between keys that are put behind all others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ahead {
+    /// What comes goes behind them in turn: their leaves are filled up.
+    Nothing,
+    Others,
+}
+
 impl<L: RawLatch> Default for KeyIndex<L> {
     fn default() -> KeyIndex<L> {
         KeyIndex::new()
@@ -162,12 +179,17 @@ impl<L: RawLatch> KeyIndex<L> {
 
     /// Raises many keys, which ascend. The keys that fall into one leaf cost one new leaf together.
     pub fn raise_batch(&self, batch: &[(&[u8], IndexEntry)], budget: &Budget) -> Result<(), Full> {
-        self.put(batch, budget, |now, new| if now.l0 > new.l0 { now } else { new }).map(|_| ())
+        self.put(batch, budget, newer, Ahead::Nothing).map(|_| ())
+    }
+
+    /// As [`KeyIndex::raise_batch`], for keys among which others will come, though these ascend beyond all that are there.
+    pub fn raise_first(&self, batch: &[(&[u8], IndexEntry)], budget: &Budget) -> Result<(), Full> {
+        self.put(batch, budget, newer, Ahead::Others).map(|_| ())
     }
 
     /// Inserts the key, unless it has an entry, which stays as it is. True: inserted.
     pub fn insert_if_absent(&self, key: &[u8], entry: IndexEntry, budget: &Budget) -> Result<bool, Full> {
-        self.put(&[(key, entry)], budget, |now, _| now).map(|inserted| inserted > 0)
+        self.put(&[(key, entry)], budget, |now, _| now, Ahead::Nothing).map(|inserted| inserted > 0)
     }
 
     /// Removes the key's entry, if it is as it was seen.

@@ -551,3 +551,24 @@ fn readers_beside_splits_and_joins() {
     let model = (0..stable).map(|n| (key(n * 1000), at(1, false))).collect();
     check(&index, &model, &budget);
 }
+
+/// Leaves of one size would be split together, and leave the heap full of free blocks of the size that they had.
+#[test]
+fn leaves_are_of_many_sizes() {
+    let (index, budget, mut rng) = (Index::new(), plenty(), Rng(1));
+    let runs = if cfg!(miri) { 1 } else { 3 };
+    for run in 0..runs {
+        let keys: std::collections::BTreeSet<[u8; 8]> = (0..40_000).map(|_| rng.below(u64::MAX).to_be_bytes()).collect();
+        let batch: Vec<_> = keys.iter().map(|key| (key.as_slice(), at(10 - run, false))).collect();
+        batch.chunks(300).for_each(|piece| index.raise_first(piece, &budget).expect("room"));
+        let mut sizes = [0usize; 8];
+        let mut spot = index.spot_of(&[]);
+        while let Some(leaf) = spot.leaf {
+            sizes[(leaf.count() - 1) * 8 / leaf::MOST_KEYS] += 1;
+            let Some(high) = leaf.high() else { break };
+            spot = index.spot_of(high);
+        }
+        let (leaves, most) = (sizes.iter().sum::<usize>(), *sizes.iter().max().unwrap());
+        assert!(leaves >= 300 && 3 * most < leaves, "{sizes:?}");
+    }
+}

@@ -12,7 +12,7 @@
 use super::build::{Draft, For, Plan};
 use super::key::{IndexKey, Probe, INLINE};
 use super::leaf::{self, Leaf, DEAD, MOST_KEYS, MOST_WEIGHT};
-use super::{Full, IndexEntry, KeyIndex, LeafSlot};
+use super::{Ahead, Full, IndexEntry, KeyIndex, LeafSlot};
 use crate::host::Budget;
 use crate::types::MAX_KEY;
 use loosekv_shm::scope::Scope;
@@ -107,9 +107,10 @@ impl<L: RawLatch> KeyIndex<L> {
         batch: &[(&[u8], IndexEntry)],
         budget: &Budget,
         change: impl Fn(IndexEntry, IndexEntry) -> IndexEntry,
+        ahead: Ahead,
     ) -> Result<usize, Full> {
         debug_assert!(batch.is_sorted_by(|a, b| a.0 < b.0), "the keys of a batch ascend");
-        let (mut done, mut inserted, mut plan) = (0, 0, Plan::default());
+        let (mut done, mut inserted, mut plan) = (0, 0, Plan::before(ahead));
         while done < batch.len() {
             let _held = self.latch.write();
             for _ in 0..LEAVES_A_HOLD {
@@ -162,7 +163,7 @@ impl<L: RawLatch> KeyIndex<L> {
                 Err(place) => {
                     if new == 0 {
                         before = taken;
-                        pack = place == count && spot.high().is_none();
+                        pack = place == count && spot.high().is_none() && plan.ahead == Ahead::Nothing;
                     }
                     let Some(value) = entry.encode() else {
                         if new > 0 {
@@ -270,7 +271,7 @@ impl<L: RawLatch> KeyIndex<L> {
         if leaf.dead() == 0 {
             return;
         }
-        let mut plan = Plan::default();
+        let mut plan = Plan::before(Ahead::Nothing);
         plan.push_old(leaf, 0, leaf.count());
         let mut new = 0;
         let mut drafts = Vec::new();
@@ -292,7 +293,7 @@ impl<L: RawLatch> KeyIndex<L> {
         let (Some(low), Some(leaf)) = (spot.low, spot.leaf) else { return ControlFlow::Continue(()) };
         let left = self.spot(Bound::Excluded(low));
         let Some(neighbour) = left.leaf else { return ControlFlow::Continue(()) };
-        let mut plan = Plan::default();
+        let mut plan = Plan::before(Ahead::Nothing);
         plan.push_old(neighbour, 0, neighbour.count());
         plan.push_old(leaf, 0, leaf.count());
         let empty = spot.alive() == 0;

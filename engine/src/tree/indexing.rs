@@ -68,7 +68,7 @@ impl<H: Host> Tree<'_, H> {
                 keys.push(key, tombstone);
                 Ok(())
             })?;
-            if self.shared.index.raise_batch(&keys.entries(desc.last_l0), budget).is_err() {
+            if self.shared.index.raise_first(&keys.entries(desc.last_l0), budget).is_err() {
                 self.shared.misfit.set(desc.last_l0, room);
                 return Ok(false);
             }
