@@ -84,6 +84,10 @@ INSERT INTO t VALUES (22, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(22, '
 INSERT INTO t VALUES (23, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(23, 'others'), n = excluded.n;
 INSERT INTO t VALUES (24, 'x', 0), (25, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(24, 'fail'), n = excluded.n;
 INSERT INTO t VALUES (26, 'x', 0), (27, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(24, 'settle'), n = excluded.n;
+WITH x AS (INSERT INTO t VALUES (27, '!', 0) ON CONFLICT (k) DO UPDATE SET k = 327, v = t.v || excluded.v RETURNING *)
+INSERT INTO t SELECT 28, 'top', k FROM x ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
+WITH x AS (INSERT INTO t VALUES (28, 'below', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n RETURNING *)
+SELECT * FROM x;
 SELECT * FROM t WHERE k >= 20 ORDER BY k;
 -- Keys of several columns, in another order, behind other columns; columns dropped, added and generated; texts.
 CREATE TABLE m (a text, v int, b int, PRIMARY KEY (b, a));

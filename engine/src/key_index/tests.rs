@@ -558,7 +558,8 @@ fn leaves_are_of_many_sizes() {
     let (index, budget, mut rng) = (Index::new(), plenty(), Rng(1));
     let runs = if cfg!(miri) { 1 } else { 3 };
     for run in 0..runs {
-        let keys: std::collections::BTreeSet<[u8; 8]> = (0..40_000).map(|_| rng.below(u64::MAX).to_be_bytes()).collect();
+        let keys: std::collections::BTreeSet<[u8; 8]> =
+            (0..40_000).map(|_| rng.below(u64::MAX).to_be_bytes()).collect();
         let batch: Vec<_> = keys.iter().map(|key| (key.as_slice(), at(10 - run, false))).collect();
         batch.chunks(300).for_each(|piece| index.raise_first(piece, &budget).expect("room"));
         let mut sizes = [0usize; 8];

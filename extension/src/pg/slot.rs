@@ -685,9 +685,12 @@ unsafe extern "C-unwind" fn get_system_attribute(slot: *mut TupleTableSlot, attn
     // SAFETY: PostgreSQL calls this on slots with our callbacks, and wants to know of nulls.
     let slot = unsafe {
         *null = false;
-        let slot = &mut *slot.cast::<Slot>();
-        slot.know_head();
-        slot
+        let ours = &mut *slot.cast::<Slot>();
+        if ours.holds_row && tid::is_unread(ours.row) {
+            super::slots::read_unread(slot);
+        }
+        ours.know_head();
+        ours
     };
     if !slot.has_head {
         ereport!(

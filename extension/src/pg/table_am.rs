@@ -431,8 +431,10 @@ unsafe extern "C-unwind" fn update_guarded(
                 if let Some(updated) = open.ok(write::replace_unread(&open, unread, draft, change)) {
                     return updated;
                 }
-                // Its key has not changed, for the statement leaves it as it is.
-                if !open.ok(unread::read(&open, &draft.key, &mut old)) {
+                // What is noted says which row it was; without it the key does, which the statement leaves as it is.
+                let noted = unread::recall(&open, unread, &mut old).is_some();
+                let key = if noted { std::mem::take(&mut old.key) } else { draft.key.clone() };
+                if !open.ok(unread::read(&open, &key, &mut old)) {
                     return Updated::No(Refusal::new(TM_Result::TM_Deleted, unread));
                 }
             }

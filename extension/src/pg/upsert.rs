@@ -56,7 +56,9 @@ unsafe fn target_of(query: *mut QueryDesc) -> Relation {
         let plan = (*state).plan.cast::<ModifyTable>();
         let state = state.cast::<pg_sys::ModifyTableState>();
         let into = (*state).resultRelInfo;
-        let replaces = (*plan).onConflictAction == OnConflictAction::ONCONFLICT_UPDATE
+        // Another one in a WITH clause would take this one's target for its own.
+        let replaces = !(*(*query).plannedstmt).hasModifyingCTE
+            && (*plan).onConflictAction == OnConflictAction::ONCONFLICT_UPDATE
             && (*plan).onConflictWhere.is_null()
             && (*state).mt_nrels == 1
             && catalog::is_our_table((*into).ri_RelationDesc)

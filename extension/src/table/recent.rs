@@ -4,7 +4,7 @@
 //! replace it. It has just been read by a scan. A row version never changes, so a copy is as good as the original, and
 //! saves the way through the row directory.
 
-use super::{last_look, unread, Open};
+use super::{last_look, Open};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Hint, Looked};
@@ -89,6 +89,5 @@ pub fn look_at_row(open: &Open, row: RowId, out: &mut RowBuf, see: impl FnOnce(&
 /// Row ids of a file may begin anew.
 pub fn forget() {
     last_look::forget();
-    unread::forget();
     KEEPER.with_borrow_mut(|kept| kept.iter_mut().for_each(|kept| kept.file = 0));
 }

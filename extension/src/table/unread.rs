@@ -104,8 +104,3 @@ pub fn read(open: &Open, key: &[u8], out: &mut RowBuf) -> Result<bool> {
     };
     Ok(open.tree.find(key, committed, out)?.taken && !out.head.flags.is_tombstone())
 }
-
-/// Row ids of a file may begin anew.
-pub fn forget() {
-    KEEPER.with_borrow_mut(|kept| kept.clear());
-}
