@@ -112,6 +112,8 @@ def statement(rnd):
             f"insert into T values ({k},{v},'p{v}',{u}) on conflict (k) do update set {WHOLE} returning *",
             f"insert into T select i,{v},'q',null from generate_series({low},{high}) i on conflict (k) do update set {WHOLE}",
             f"update T set v=v+{v} where k={k} returning *",
+            f"update T set v={v}, w='r{v}', u={u}, large=null where k={k} returning *",
+            f"update T set v={v}, w=k::text, u=null, large='small' where k in ({k},{k2})",
             f"update T set v=v+1 where k between {low} and {high} returning k,v",
             f"update T set u={u} where k={k} returning *",
             f"update T set w=repeat('x',{v * 10}) where v={v} returning k",

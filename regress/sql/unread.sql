@@ -1,6 +1,8 @@
 -- Which upserts leave the old row unread: those of rows in a run that everybody sees, if they want nothing of it but the key.
 CREATE TABLE t (k int PRIMARY KEY, v text, n int) USING loosekv;
 INSERT INTO t SELECT i, 'old', i FROM generate_series(1, 100) i;
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
 CREATE FUNCTION runs(query text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE line text;
 BEGIN
@@ -27,6 +29,16 @@ SELECT runs('INSERT INTO t VALUES (6, ''new'', 0) ON CONFLICT (k) DO UPDATE SET 
 SELECT runs('INSERT INTO t VALUES (7, ''new'', 0) ON CONFLICT (k) DO UPDATE SET v = t.xmin::text, n = excluded.n');
 SELECT runs('INSERT INTO t VALUES (8, ''new'', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n WHERE t.n > 0');
 SELECT runs('INSERT INTO t VALUES (9, ''new'', 0) ON CONFLICT (k) DO UPDATE SET k = 109, v = excluded.v, n = excluded.n');
+-- Updates by key.
+SELECT loosekv.flush('t');
+SELECT runs('UPDATE t SET v = ''new'', n = 0 WHERE k = 21');
+SELECT runs('UPDATE t SET v = ''new'', n = 0 WHERE k IN (22, 23)');
+SELECT runs('UPDATE t SET v = ''new'', n = k WHERE k = 24');
+SELECT runs('UPDATE t SET v = ''new'', n = 0 WHERE k = -24');
+SELECT runs('UPDATE t SET v = ''new'' WHERE k = 25');
+SELECT runs('UPDATE t SET v = v, n = 0 WHERE k = 26');
+SELECT runs('UPDATE t SET v = ''new'', n = 0 WHERE k = 27 AND n > 0');
+SELECT runs('UPDATE t SET k = 128, v = ''new'', n = 0 WHERE k = 28');
 -- A deleted row is not in the way.
 DELETE FROM t WHERE k = 10;
 SELECT loosekv.flush('t');

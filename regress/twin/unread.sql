@@ -23,7 +23,19 @@ INSERT INTO t VALUES (13, 'other key', 0) ON CONFLICT (k) DO UPDATE SET k = 113,
 INSERT INTO t VALUES (14, 'same', 0) ON CONFLICT (k) DO UPDATE SET k = excluded.k, v = excluded.v, n = excluded.n RETURNING *;
 INSERT INTO t VALUES (15, 'twice', 0), (15, 'twice', 1) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n;
 INSERT INTO t VALUES (15, 'xmax', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n RETURNING xmax <> 0 AS locked, *;
-SELECT * FROM t WHERE k < 20 ORDER BY k;
+UPDATE t SET v = 'updated', n = 0 WHERE k = 30 RETURNING *;
+UPDATE t SET v = 'updated', n = k + 1 WHERE k IN (31, 32, 3000) RETURNING *;
+UPDATE t SET v = 'again', n = 1 WHERE k = 30 RETURNING xmax <> 0 AS locked, *;
+UPDATE t SET v = 'kept' WHERE k = 33 RETURNING *;
+UPDATE t SET v = v || ' and', n = 0 WHERE k = 34 RETURNING *;
+UPDATE t SET v = t::text, n = 0 WHERE k = 35 RETURNING *;
+UPDATE t SET v = 'where', n = 0 WHERE k = 36 AND n > 100 RETURNING *;
+UPDATE t SET v = (SELECT v FROM t o WHERE o.k = 38), n = 0 WHERE k = 37 RETURNING *;
+UPDATE t SET v = o.v, n = 0 FROM t o WHERE t.k = 38 AND o.k = 39 RETURNING *;
+UPDATE t SET k = 140, v = 'other key', n = 0 WHERE k = 40 RETURNING *;
+UPDATE t SET v = 'none', n = 0 WHERE k = 4000 RETURNING *;
+UPDATE t SET v = 'range', n = 0 WHERE k BETWEEN 19 AND 20 RETURNING *;
+SELECT * FROM t WHERE k < 21 OR k >= 30 ORDER BY k;
 -- What others, and savepoints, make of it.
 SELECT settle();
 BEGIN;
@@ -51,6 +63,7 @@ SELECT * FROM t WHERE k = 17;
 COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT count(*) FROM t;
+UPDATE t SET v = 'serializable', n = 0 WHERE k = 19 RETURNING *;
 INSERT INTO t VALUES (18, 'serializable', 0) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n RETURNING *;
 COMMIT;
 -- Functions in between that change the row, or many others, or fail.
@@ -78,6 +91,12 @@ BEGIN
     END IF;
     RETURN what;
 END $$;
+UPDATE t SET v = meddle(30, 'same'), n = 0 WHERE k = 30;
+UPDATE t SET v = meddle(31, 'update'), n = 0 WHERE k = 31;
+UPDATE t SET v = meddle(32, 'delete'), n = 0 WHERE k = 32;
+UPDATE t SET v = meddle(33, 'others'), n = 0 WHERE k = 29 RETURNING *;
+UPDATE t SET v = meddle(33, 'fail'), n = 0 WHERE k IN (27, 28) RETURNING *;
+UPDATE t SET v = meddle(33, 'settle'), n = 0 WHERE k IN (27, 28) RETURNING *;
 INSERT INTO t VALUES (20, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(20, 'same'), n = excluded.n;
 INSERT INTO t VALUES (21, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(21, 'update'), n = excluded.n;
 INSERT INTO t VALUES (22, 'x', 0) ON CONFLICT (k) DO UPDATE SET v = meddle(22, 'delete'), n = excluded.n;
@@ -103,11 +122,15 @@ INSERT INTO m VALUES ('a6', 0, 'six') ON CONFLICT (b, a) DO UPDATE SET w = exclu
 ALTER TABLE m ADD COLUMN g int GENERATED ALWAYS AS (b * 2) STORED;
 SELECT settle('m');
 INSERT INTO m VALUES ('a7', 1, 'seven') ON CONFLICT (b, a) DO UPDATE SET w = excluded.w RETURNING *;
+UPDATE m SET w = 'eight' WHERE (b, a) = (2, 'a8') RETURNING *;
+UPDATE m SET w = 'many' WHERE b = 0 AND a = ANY (ARRAY['a3', 'a9', 'a0']) RETURNING *;
+UPDATE m SET w = 'prefix' WHERE b = 0 RETURNING *;
 SELECT * FROM m ORDER BY b, a;
 CREATE TABLE l (k text COLLATE "C" PRIMARY KEY, v text);
 INSERT INTO l VALUES ('a', 'old'), ('b', repeat('old', 10000)), ('c', 'old');
 SELECT settle('l');
 INSERT INTO l VALUES ('a', repeat('new', 10000)), ('b', 'new') ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+UPDATE l SET v = repeat('updated', 10000) WHERE k = 'c';
 SELECT k, length(v), left(v, 5) FROM l ORDER BY k;
 -- Triggers, indexes and views see the old row.
 CREATE TABLE h (k int PRIMARY KEY, v text);
@@ -126,4 +149,18 @@ BEGIN
 END $$;
 CREATE TRIGGER seen AFTER UPDATE ON h FOR EACH ROW EXECUTE FUNCTION seen();
 INSERT INTO h VALUES (4, 'trigger') ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+UPDATE h SET v = 'trigger' WHERE k = 5;
 SELECT * FROM h ORDER BY k;
+-- Partitions.
+CREATE TABLE p (k int PRIMARY KEY, v text) PARTITION BY RANGE (k);
+CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10);
+CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20);
+INSERT INTO p SELECT i, 'old' FROM generate_series(1, 19) i;
+SELECT settle('p1'), settle('p2');
+UPDATE p SET v = 'new' WHERE k = 5 RETURNING tableoid::regclass, *;
+UPDATE p1 SET v = 'new' WHERE k = 6 RETURNING tableoid::regclass, *;
+UPDATE p SET v = 'new' WHERE k IN (7, 17) RETURNING tableoid::regclass, *;
+INSERT INTO p VALUES (8, 'new'), (18, 'new') ON CONFLICT (k) DO UPDATE SET v = excluded.v RETURNING tableoid::regclass, *;
+UPDATE p SET v = 'new', k = 11 WHERE k = 9 RETURNING tableoid::regclass, *;
+UPDATE p SET v = 'new', k = 29 WHERE k = 9 RETURNING tableoid::regclass, *;
+SELECT * FROM p WHERE v = 'new' ORDER BY k;

@@ -116,7 +116,7 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
             && catalog::is_our_table(rel)
             && (*into).ri_TrigDesc.is_null()
             && (*into).ri_WithCheckOptions.is_null()
-            && has_no_index_but_its_key(rel);
+            && catalog::has_no_index_but_its_key(rel);
         if !plain {
             return NOBODY;
         }
@@ -128,17 +128,6 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
 unsafe fn yields_one_row(plan: *mut pg_sys::Plan) -> bool {
     // SAFETY: a plan, or null.
     unsafe { !plan.is_null() && (*plan).type_ == NodeTag::T_Result && (*plan).lefttree.is_null() }
-}
-
-unsafe fn has_no_index_but_its_key(rel: Relation) -> bool {
-    // SAFETY: the relation is open; the list is a copy.
-    unsafe {
-        let indexes = pg_sys::RelationGetIndexList(rel);
-        let key = (*rel).rd_pkindex;
-        let plain = catalog::oids(indexes).iter().all(|index| *index == key);
-        pg_sys::list_free(indexes);
-        plain
-    }
 }
 
 /// Whether the row that is being inserted may be kept here.

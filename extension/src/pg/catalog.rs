@@ -190,3 +190,18 @@ pub unsafe fn key_index_of(rel: Relation) -> Option<Oid> {
         ours.then_some(key)
     }
 }
+
+/// Whether a table has no index, or one that is its key.
+///
+/// # Safety
+/// The relation is open.
+pub unsafe fn has_no_index_but_its_key(rel: Relation) -> bool {
+    // SAFETY: the relation is open; the list is a copy.
+    unsafe {
+        let indexes = pg_sys::RelationGetIndexList(rel);
+        let key = (*rel).rd_pkindex;
+        let plain = oids(indexes).iter().all(|index| *index == key);
+        pg_sys::list_free(indexes);
+        plain
+    }
+}

@@ -36,9 +36,8 @@ pub unsafe fn read_unread(slot: *mut TupleTableSlot) {
         let rel = pg_sys::table_open((*slot).tts_tableOid, pg_sys::NoLock as i32);
         let open = Open::new(rel);
         let mut row = RowBuf::default();
-        let noted = tid::to_unread(&(*slot).tts_tid).is_some_and(|id| unread::recall(&open, id, &mut row).is_some());
-        let key = std::mem::take(&mut row.key);
-        if !noted || !open.ok(unread::read(&open, &key, &mut row)) {
+        let found = tid::to_unread(&(*slot).tts_tid).is_some_and(|id| open.ok(unread::read(&open, id, &mut row)));
+        if !found {
             pgrx::error!("a row of table \"{}\" is not there any more", open.name());
         }
         store(slot, &open, row.as_ref());

@@ -431,10 +431,7 @@ unsafe extern "C-unwind" fn update_guarded(
                 if let Some(updated) = open.ok(write::replace_unread(&open, unread, draft, change)) {
                     return updated;
                 }
-                // What is noted says which row it was; without it the key does, which the statement leaves as it is.
-                let noted = unread::recall(&open, unread, &mut old).is_some();
-                let key = if noted { std::mem::take(&mut old.key) } else { draft.key.clone() };
-                if !open.ok(unread::read(&open, &key, &mut old)) {
+                if !open.ok(unread::read(&open, unread, &mut old)) {
                     return Updated::No(Refusal::new(TM_Result::TM_Deleted, unread));
                 }
             }
@@ -600,8 +597,7 @@ fn lock_unread(open: &Open, unread: RowId, mode: LockTupleMode::Type, row: &mut 
     if got == Got::Locked {
         lock.release(mode);
     }
-    let key = std::mem::take(&mut row.key);
-    if !open.ok(unread::read(open, &key, row)) {
+    if !open.ok(unread::read(open, unread, row)) {
         return Unread::Gone;
     }
     recent::note(open, row.as_ref());

@@ -5,11 +5,11 @@ use super::{slots, ssi, statistics};
 use crate::table::by_row::ByRow;
 use crate::table::mvcc::{Sight, View};
 use crate::table::scan::{Pieces, TableScan};
-use crate::table::{by_row, recent, splits, tid, Open};
+use crate::table::{by_row, recent, splits, tid, unread, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
-use loosekv_engine::types::RowRef;
+use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{ItemPointer, Relation, Snapshot, TableScanDesc, TupleTableSlot};
 use pgrx::prelude::*;
@@ -516,6 +516,15 @@ pub unsafe extern "C-unwind" fn fetch_row_version(
     // SAFETY: the executor's pointers.
     unsafe {
         let open = Open::new(rel);
+        if let Some(unread) = tid::to_unread(&*tid) {
+            // For the new row, which takes no more of the old one than what stands for it has.
+            let mut row = RowBuf::default();
+            let found = unread::recall(&open, unread, &mut row).is_some();
+            if found {
+                slots::store(slot, &open, row.as_ref());
+            }
+            return found;
+        }
         let mut view = View::new(rel, snapshot);
         let mut by_row = ByRow::default();
         let sight = open.ok(by_row.fetch(&open, &mut view, snapshot, &*tid));

@@ -2,10 +2,10 @@
 //! order is the quickest, and backwards in the opposite one.
 
 use super::mvcc::View;
-use super::{recent, tid, Open, TableCursor};
+use super::{recent, tid, unread, Open, TableCursor};
 use crate::codec::bound::Range;
 use crate::host::process_local::{later, Later};
-use crate::pg::{ssi, upsert};
+use crate::pg::ssi;
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
@@ -251,7 +251,8 @@ impl KeyScan {
             if self.view.is_mvcc() {
                 ssi::read_key(open.rel, key, self.snapshot);
             }
-            if self.view.is_dirty() && upsert::leaves_rows(open.rel) {
+            let either = self.view.is_dirty() || self.view.is_mvcc();
+            if either && unread::is_wanted(open.rel, self.view.is_dirty()) {
                 return self.view.find_or_leave(open, key, &mut self.single);
             }
             return self.view.find(open, key, &mut self.single);

@@ -314,11 +314,17 @@ impl View {
     /// As [`View::find`], for who replaces the row unread: where it need not be read it is not, and `out` is told to stand for it.
     pub fn find_or_leave(&mut self, open: &Open, key: &[u8], out: &mut RowBuf) -> Result<bool> {
         self.busy = None;
-        let seen_by_all = |writer| unread::is_seen_by_all(open, writer);
+        let mut writers = Writer(0);
+        let seen_by_all = |writer| {
+            writers = writer;
+            unread::is_seen_by_all(open, writer)
+        };
         let found = open.tree.find_or_leave(key, seen_by_all, |head, hint| self.verdict(head, hint), out)?;
         if found.observed.is_unread() {
-            self.tell_dirty(None, None);
-            unread::note(open, key, found.observed, out);
+            if self.is_dirty() {
+                self.tell_dirty(None, None);
+            }
+            unread::note(open, key, found.observed, writers, out);
             return Ok(true);
         }
         self.judge(open, key, found, out)

@@ -528,7 +528,10 @@ pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_chan
 
 /// Replaces the row that was left unread under this row id. `None`: nothing was done, for it may not be the newest any more.
 pub fn replace_unread(open: &Open, row: RowId, draft: &Draft, change: Change) -> Result<Option<Updated>> {
-    let Some(observed) = unread::observed(open, row, &draft.key) else { return Ok(None) };
+    let Some(observed) = unread::observed(row, &draft.key) else { return Ok(None) };
+    if !change.crosscheck.is_null() {
+        return Ok(None);
+    }
     let mode = Mode::LockTupleNoKeyExclusive;
     let mut guard = Guard::new(open, &draft.key, mode);
     ssi::write_key(open.rel, &draft.key);

@@ -4,14 +4,14 @@
 //!   know of an arbiter is filled in; it would refuse to do so itself.
 //! - ON CONFLICT into a partitioned table: partitions' indexes are opened while the plan runs, so keys are masked then.
 //! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up.
-//! - ON CONFLICT DO UPDATE that wants nothing of the old row: it need not be read ([`upsert`]).
+//! - Rows of which a statement wants nothing but to replace them: they need not be read ([`replacing`]).
 //! - INSERT of many rows: they are gathered ([`batch`]) while the plan runs.
 //! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file.
 
 use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
-use crate::pg::{batch, catalog, error, relam_mask, upsert};
-use crate::table::recent;
+use crate::pg::{batch, catalog, error, relam_mask, replacing};
+use crate::table::{recent, unread};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
 use pgrx::prelude::*;
@@ -293,8 +293,8 @@ fn equality(family: Oid, input: Oid) -> (Oid, Oid) {
 struct BeforeRun {
     masks: usize,
     targets: batch::Targets,
-    /// Where rows might be left unread outside of the statement.
-    upsert: pg_sys::Relation,
+    /// Statements that ran outside of this one.
+    outside: usize,
 }
 
 #[pg_guard]
@@ -302,7 +302,7 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
     // SAFETY: the executor's query.
     unsafe {
         let begun =
-            BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query), upsert: upsert::begin(query) };
+            BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query), outside: replacing::begin(query) };
         mask_targets(query);
         begun
     }
@@ -340,6 +340,6 @@ unsafe extern "C-unwind" fn after_run(begun: BeforeRun) -> *mut error::Duplicate
     if relam_mask::depth() > begun.masks {
         relam_mask::end(begun.masks);
     }
-    upsert::end(begun.upsert);
+    unread::ends(begun.outside);
     batch::end(begun.targets)
 }

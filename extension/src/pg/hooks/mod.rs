@@ -27,8 +27,8 @@ pub mod utility;
 
 pub use object_access::key_built;
 
-use super::{batch, catalog, relam_mask, upsert};
-use crate::table::{info, lock, recent};
+use super::{batch, catalog, relam_mask};
+use crate::table::{info, lock, recent, unread};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use std::ffi::c_void;
@@ -63,7 +63,7 @@ unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _a
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE) {
         relam_mask::forget();
         batch::rolled_back(0);
-        upsert::rolled_back();
+        unread::rolled_back(0);
         crate::host::progress::ended();
         object_access::forget();
         utility::forget();
@@ -89,7 +89,7 @@ unsafe extern "C-unwind" fn subtransaction_ended(
         relam_mask::rolled_back(level);
         explain::rolled_back(level);
         batch::rolled_back(level);
-        upsert::rolled_back();
+        unread::rolled_back(level);
     }
 }
 
