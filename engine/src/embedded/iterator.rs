@@ -17,6 +17,8 @@ pub struct Iter {
     fresh: bool,
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
+    /// The key that the last step found.
+    key: Vec<u8>,
     hold: Hold,
     /// Last, for the cursor refers to what it keeps.
     core: Arc<Core>,
@@ -33,7 +35,7 @@ impl Iter {
     ) -> Result<Iter> {
         let cursor = core.tree()?.scan(lower, upper, direction)?;
         let (lower, upper) = (lower.map(<[u8]>::to_vec), upper.map(<[u8]>::to_vec));
-        Ok(Iter { cursor, direction, fresh: true, lower, upper, hold, core: Arc::clone(core) })
+        Ok(Iter { cursor, direction, fresh: true, lower, upper, key: Vec::new(), hold, core: Arc::clone(core) })
     }
 
     /// Goes to the next larger key within the bounds. False: there is none.
@@ -57,7 +59,13 @@ impl Iter {
         let tree = self.core.tree()?;
         let sequence = self.hold.sequence;
         let choose = |head: &Head| if head.writer.0 <= sequence { Verdict::Take } else { Verdict::Skip };
-        self.cursor.next_in_place(tree, Writer(sequence + 1), |head, _| choose(head))
+        let found = self.cursor.next_in_place(tree, Writer(sequence + 1), |head, _| choose(head))?;
+        if found {
+            self.cursor.copy_key(&mut self.key);
+        } else {
+            self.key.clear();
+        }
+        Ok(found)
     }
 
     /// Goes on from `key`: the next step finds it, if it is there.
@@ -77,12 +85,12 @@ impl Iter {
 
     /// The key that the last step found.
     pub fn key(&self) -> &[u8] {
-        self.cursor.row().key
+        &self.key
     }
 
     /// The value that the last step found.
     pub fn value(&self) -> &[u8] {
-        self.cursor.row().body
+        self.cursor.body()
     }
 
     /// The remaining pairs, in the iterator's direction.

@@ -75,24 +75,31 @@ pub(super) fn tower_bytes(height: usize) -> usize {
 /// Where in the order to look: before a row of a key, before all rows of a key, or after all of them.
 pub(super) struct Want<'k> {
     word: u64,
+    /// What follows the first word.
+    second: u64,
     key: &'k [u8],
     row: i64,
 }
 
 impl<'k> Want<'k> {
+    #[inline(always)]
+    fn of(key: &'k [u8], row: i64) -> Want<'k> {
+        Want { word: first_word(key), second: first_word(key.get(WORD..).unwrap_or_default()), key, row }
+    }
+
     /// Just before the newest version of `key` that is possible.
     pub(super) fn before(key: &'k [u8]) -> Want<'k> {
-        Want { word: first_word(key), key, row: i64::MAX }
+        Want::of(key, i64::MAX)
     }
 
     /// Just after the oldest version of `key` that is possible.
     pub(super) fn after(key: &'k [u8]) -> Want<'k> {
-        Want { word: first_word(key), key, row: -1 }
+        Want::of(key, -1)
     }
 
     /// Where the version `row` of `key` stands.
     pub(super) fn row(key: &'k [u8], row: u32) -> Want<'k> {
-        Want { word: first_word(key), key, row: i64::from(row) }
+        Want::of(key, i64::from(row))
     }
 
     /// The first bytes of the key, as a number in the order of keys.
@@ -255,6 +262,15 @@ impl Node {
         if word != want.word {
             return word < want.word;
         }
+        // Zeros that a key was filled up with come before, or are like, what a longer one has there.
+        // SAFETY: the caller's promise; a key of more than eight bytes is stored with at least sixteen.
+        let second = match unsafe { self.shape() }.key_len() > WORD {
+            true => u64::from_be(unsafe { self.0.add(HOT + WORD).cast::<u64>().read() }),
+            false => 0,
+        };
+        if second != want.second {
+            return second < want.second;
+        }
         // SAFETY: the caller's promise.
         unsafe { self.is_before_slow(want) }
     }
@@ -265,8 +281,8 @@ impl Node {
     unsafe fn is_before_slow(self, want: &Want<'_>) -> bool {
         // SAFETY: the caller's promise.
         let (key, row) = unsafe { (self.key(), self.row()) };
-        // The first words are equal, but one key may end in them: lengths decide then, as they do for whole keys.
-        let rest = key.get(WORD..).unwrap_or_default().cmp(want.key.get(WORD..).unwrap_or_default());
+        // The first two words are equal, but one key may end in them: lengths decide then, as they do for whole keys.
+        let rest = key.get(2 * WORD..).unwrap_or_default().cmp(want.key.get(2 * WORD..).unwrap_or_default());
         match rest.then(key.len().cmp(&want.key.len())) {
             Cmp::Less => true,
             Cmp::Greater => false,
@@ -340,7 +356,7 @@ mod tests {
 
     #[test]
     fn order_is_that_of_bytes_then_newest_first() {
-        let keys: [&[u8]; 14] = [
+        let keys: [&[u8]; 22] = [
             b"",
             b"\0",
             b"\0\0",
@@ -354,6 +370,14 @@ mod tests {
             b"ab",
             b"abcdefgh",
             b"abcdefgh\0",
+            b"abcdefgh\0\0\0\0\0\0\0\0",
+            b"abcdefgh\0\0\0\0\0\0\0\0\0",
+            b"abcdefgh\0\x01",
+            b"abcdefghi",
+            b"abcdefghijklmnop",
+            b"abcdefghijklmnop\0",
+            b"abcdefghijklmnopq",
+            b"abcdefghijklmnoq",
             b"\xff",
         ];
         let (base, addr) = (Writer(0), LogAddr(0));

@@ -48,7 +48,7 @@ pub(super) struct Lane {
     page: Option<u32>,
     /// No row on the page is a tombstone or a pointer.
     plain: bool,
-    /// The word of each row's key; empty: not wanted yet.
+    /// The word of each row's key, from `next` on when they were first wanted; empty: not wanted yet.
     words: Vec<u64>,
 }
 
@@ -197,7 +197,8 @@ impl Lane {
     fn fill_words<H: Host>(&mut self, source: &Source<H>, words: &Words) {
         let Source::Run { cursor, .. } = source else { return };
         if let (true, Some((_, layout, image, _))) = (self.words.is_empty(), cursor.window()) {
-            let suffixes = (0..self.rows).map(|row| layout.suffix(image, row).unwrap_or_default());
+            self.words.resize(self.next, 0);
+            let suffixes = (self.next..self.rows).map(|row| layout.suffix(image, row).unwrap_or_default());
             words.of_page(layout.prefix(image), suffixes, &mut self.words);
         }
     }

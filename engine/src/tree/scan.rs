@@ -235,6 +235,29 @@ impl<H: Host> Cursor<H> {
         }
     }
 
+    /// Puts the key of the row that was found last into `key`, whose memory is used again.
+    #[inline]
+    pub fn copy_key(&self, key: &mut Vec<u8>) {
+        key.clear();
+        match self.spot() {
+            Some(spot) => {
+                let (first, rest) = spot.key();
+                key.extend_from_slice(first);
+                key.extend_from_slice(rest);
+            }
+            None => key.extend_from_slice(self.row().key),
+        }
+    }
+
+    /// The body of the row that was found last.
+    #[inline]
+    pub fn body(&self) -> &[u8] {
+        match self.spot() {
+            Some(spot) => spot.body(),
+            None => self.row().body,
+        }
+    }
+
     /// The row that was found last; an empty one if there is none.
     #[inline]
     pub fn row(&self) -> RowRef<'_> {
