@@ -32,6 +32,9 @@ pub trait Host: Sized + 'static {
     type Horizon: Horizon;
     /// Extents under construction are named in the meta page before they are written to (hosts with standbys).
     const NAME_PENDING: bool;
+    /// What is worth tidying while nobody writes, see [`crate::tree`]: a run that is at most so many times as large as those that are
+    /// merged with it.
+    const TIDY_RATIO: u64 = 4;
     /// Longest record that the row log takes. The body of a row whose record would be longer goes to the value log first.
     const MAX_RECORD: usize = crate::run::MAX_ROW;
 

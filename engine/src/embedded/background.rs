@@ -1,4 +1,5 @@
-//! The store's two threads: one flushes; one merges, builds the key index, and makes the page file of an idle store shorter.
+//! The store's two threads: one flushes; one merges, builds the key index, tidies up when
+//! nobody writes, and makes the page file of an idle store shorter.
 //!
 //! Want of room is waited out: the task is tried again, and writers who reach the hard limit meanwhile are told why. Any
 //! other error ends writing, and is kept.
@@ -9,6 +10,7 @@ use super::pace::{Next, Task};
 use crate::error::{Error, Result};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 #[derive(Default)]
 pub struct Background {
@@ -35,39 +37,83 @@ impl Background {
     }
 }
 
-/// Looks in a row, each after a quiet while, after which the store is idle: 10 seconds.
-const IDLE: u32 = 20;
+/// For how long nobody has written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rest {
+    Writing,
+    /// The store is at rest.
+    Begun,
+    /// Nobody is going to write soon, most likely.
+    Quiet,
+    /// The store is idle.
+    Idle,
+}
+
+impl Rest {
+    const QUIET: Duration = Duration::from_secs(3);
+    const IDLE: Duration = Duration::from_secs(5);
+
+    fn after(time: Duration) -> Rest {
+        match time {
+            time if time >= Rest::IDLE => Rest::Idle,
+            time if time >= Rest::QUIET => Rest::Quiet,
+            _ => Rest::Begun,
+        }
+    }
+}
 
 fn run(core: &Core, task: Task) {
-    let pace = &core.host().pace;
     // What the last run of the store left to do.
-    pace.wake(task);
-    // The merging thread looks, after each time that something was written, whether the store is at rest by now, and then
-    // whether it is idle.
-    let (mut looks, mut written) = (0, u64::MAX);
+    core.host().pace.wake(task);
+    match task {
+        Task::Flush => while core.host().pace.next(task, false) != Next::Stop && work(core, task) {},
+        Task::Merge | Task::Sink => merge_and_rest(core),
+    }
+}
+
+/// Merges; and does, the longer nothing is written, what is worth while only then.
+fn merge_and_rest(core: &Core) {
+    let pace = &core.host().pace;
+    stand_back(core.host().options.merge_nice);
+    let (mut written, mut since, mut rest) = (u64::MAX, Instant::now(), Rest::Writing);
     loop {
-        match pace.next(task, task == Task::Merge && looks < IDLE) {
+        let next = pace.next(Task::Merge, rest < Rest::Idle);
+        let (now, before) = (core.changes(), rest);
+        match next {
             Next::Stop => return,
-            Next::Work => looks = 0,
-            Next::Quiet => {
-                let now = core.changes();
-                looks = if now == written { looks + 1 } else { 0 };
-                written = now;
-            }
+            _ if now != written => (written, since, rest) = (now, Instant::now(), Rest::Writing),
+            Next::Work if rest == Rest::Writing => {}
+            Next::Work | Next::Quiet => rest = Rest::after(since.elapsed()),
         }
-        if task == Task::Merge {
-            core.set_at_rest(looks > 0);
+        core.set_at_rest(rest >= Rest::Begun, rest >= Rest::Quiet);
+        if rest >= Rest::Quiet && before < Rest::Quiet && core.write_out() {
+            // What comes of it is to take part in what is done next.
+            continue;
         }
-        if !work(core, task) || (looks == IDLE && !work(core, Task::Sink)) {
+        if !work(core, Task::Merge) || (rest == Rest::Idle && !work(core, Task::Sink)) {
             return;
         }
     }
 }
 
+/// Lets other threads go first where there are fewer cores than threads with work: writers and readers wait for those, and for
+/// flushes. Merges that lag behind cost nobody anything until there are so many runs that writers are slowed.
+#[cfg(target_os = "linux")]
+fn stand_back(nice: u8) {
+    // SAFETY: a system call, about the calling thread alone. That it may be refused does no harm.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.into()) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn stand_back(_nice: u8) {}
+
 /// Does all there is of it. False: the thread is to end.
 fn work(core: &Core, task: Task) -> bool {
-    let pace = &core.host().pace;
+    let (pace, before) = (&core.host().pace, core.changes());
     while !pace.is_stopped() {
+        if task == Task::Sink && core.changes() != before {
+            break;
+        }
         match step(core, task) {
             Ok(true) => pace.set_trouble(None),
             Ok(false) => break,

@@ -20,6 +20,9 @@ use std::time::Duration;
 /// Pages of the page file that are worth moving others for, and giving back: 1 MB.
 const WORTH_SINKING: u32 = 128;
 
+/// A memtable that is filled to this part is written to a run while nobody writes.
+const WORTH_A_RUN: u64 = 16;
+
 pub struct Core {
     /// Refers to `shared`, and so goes first; see `drop`.
     tree: Option<Tree<'static, EmbeddedHost>>,
@@ -93,6 +96,7 @@ impl Core {
         let done = {
             let _one = lock(&self.host.flushing);
             self.host.health.check()?;
+            let _under_way = self.host.pace.flush_begins();
             let done = self.tree()?.flush_one()?;
             // Counted before anybody else can find that there is nothing left to do.
             add(&self.host.counters.flushes, u64::from(done));
@@ -141,11 +145,20 @@ impl Core {
         get(&self.host.counters.changes)
     }
 
-    /// Whether nothing is being written.
-    pub fn set_at_rest(&self, at_rest: bool) {
+    /// Whether nothing is being written, and whether that has been so for a while.
+    pub fn set_at_rest(&self, at_rest: bool, quiet: bool) {
         if let Ok(tree) = self.tree() {
             tree.shared().at_rest.store(at_rest, Ordering::Relaxed);
+            tree.shared().tidy.store(quiet, Ordering::Relaxed);
         }
+    }
+
+    /// Has what is in memory written to a run, if that is worth a run of its own: its log takes more room, and an open would
+    /// have to read it. True: that has begun.
+    pub fn write_out(&self) -> bool {
+        let worth = self.host.log.extent().1 > self.host.options.tree.memtable_bytes / WORTH_A_RUN;
+        // What goes wrong is the next writer's concern.
+        worth && self.tree().is_ok_and(|tree| tree.rotate().is_ok())
     }
 
     /// Does a piece of index building. False: the index is as complete as it may be.

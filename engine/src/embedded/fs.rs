@@ -72,6 +72,14 @@ impl Mapping {
         // SAFETY: within the mapping, as just checked.
         (end <= self.len).then(|| unsafe { self.address.add(offset) })
     }
+
+    /// Gets pages that are about to be written, within the file: in one call, which is cheaper than a fault for each. Where that
+    /// is not possible they come with the faults.
+    pub fn populate(&self, offset: usize, len: usize) {
+        let Some(start) = self.at(offset, len) else { return };
+        // SAFETY: advice on a part of the mapping; no byte changes.
+        unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) };
+    }
 }
 
 impl Drop for Mapping {
@@ -226,11 +234,10 @@ impl File for RealFile {
         }
         let address = NonNull::new(address.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
         let mapping = Mapping { address, len };
-        if !writable {
-            // Pages are read one at a time and at random: reading around them is what ruins a cache-limited store.
-            // SAFETY: advice on the range just mapped.
-            unsafe { libc::madvise(mapping.address.as_ptr().cast(), len, libc::MADV_RANDOM) };
-        }
+        // Pages are read one at a time and at random: reading around them is what ruins a cache-limited store. And where a file
+        // is written for the first time it would fill megabytes with zeros while the writer waits.
+        // SAFETY: advice on the range just mapped.
+        unsafe { libc::madvise(mapping.address.as_ptr().cast(), len, libc::MADV_RANDOM) };
         Ok(Some(mapping))
     }
 }

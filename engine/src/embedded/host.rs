@@ -129,6 +129,8 @@ impl Host for EmbeddedHost {
     type Horizon = SequenceHorizon;
     /// Nobody replays but who writes: an extent that no meta page names is free after a crash.
     const NAME_PENDING: bool = false;
+    /// Nothing logs what a merge writes.
+    const TIDY_RATIO: u64 = 10;
     /// Large values are logged with their rows, so that one frame is all there is of a batch; flushes take them out.
     const MAX_RECORD: usize = super::log_segment::MAX_PAYLOAD - 16;
 
@@ -237,6 +239,7 @@ impl Host for EmbeddedHost {
 
     fn merging(&self, _tree: &Tree<'_, Self>) -> Result<()> {
         self.health.check()?;
+        self.pace.let_flush_pass();
         match self.pace.is_stopped() {
             true => Err(Error::Unavailable("the store is being closed".into())),
             false => Ok(()),

@@ -36,6 +36,8 @@ const MARKED_FRAME: usize = 16;
 const MARK: u32 = 1 << 31;
 /// Longest payload.
 pub const MAX_PAYLOAD: usize = (1 << 30) - 1;
+/// Pages of a mapped segment are got so many bytes at a time.
+const PIECE: u64 = 64 << 10;
 /// Longest segment; address space of this size is set aside for each.
 pub const MAX_SEGMENT: u64 = 4 << 30;
 /// No log has so many frames; the first is number 1.
@@ -218,6 +220,8 @@ pub struct Segment {
     reserved: bool,
     /// End of the file's allocated part; changed by the appender alone.
     allocated: AtomicU64,
+    /// End of the part whose pages the mapping has got; changed by the appender alone.
+    populated: AtomicU64,
     /// End of the frames that may be read.
     end: AtomicU64,
 }
@@ -236,6 +240,7 @@ impl Segment {
             map,
             reserved,
             allocated: AtomicU64::new(len),
+            populated: AtomicU64::new(0),
             end: AtomicU64::new(end),
         }
     }
@@ -269,12 +274,23 @@ impl Segment {
         debug_assert!(at + frame.len() as u64 <= self.allocated());
         match self.map.as_ref().filter(|_| self.reserved).and_then(|map| map.at(at as usize, frame.len())) {
             Some(to) => {
+                self.populate(at + frame.len() as u64);
                 // SAFETY: within the mapping and the file's reserved part; no reader looks past `end`, and this is the only
                 // writer.
                 unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), to.as_ptr(), frame.len()) };
                 Ok(())
             }
             None => self.file.write_at(frame, at),
+        }
+    }
+
+    /// Gets the pages of the mapping up to `end`, and some more that are going to be written next.
+    fn populate(&self, end: u64) {
+        let from = self.populated.load(Ordering::Relaxed);
+        if let Some(map) = self.map.as_ref().filter(|_| end > from) {
+            let upto = end.next_multiple_of(PIECE).min(self.allocated());
+            map.populate(from as usize, (upto - from) as usize);
+            self.populated.store(upto.next_multiple_of(PIECE), Ordering::Relaxed);
         }
     }
 

@@ -45,6 +45,9 @@ pub struct Options {
     /// Writers that wait are written together, up to this many bytes.
     pub group_bytes: usize,
     pub background: Background,
+    /// How far the merging thread stands back, as a nice value, 0 to 19, where the system knows threads with such values: where there
+    /// are fewer cores than threads with work, writers and flushes go first. (0 where other work takes all cores all the time.)
+    pub merge_nice: u8,
     /// On close, write the memtables to runs, so that the next open has no log to read.
     pub flush_on_close: bool,
 }
@@ -57,8 +60,8 @@ impl Default for Options {
             sync: false,
             tree: TreeOptions { max_frozen: 6, value_log_threshold: 0, ..TreeOptions::default() },
             frozen_soft: 2,
-            runs_soft: 12,
-            runs_hard: 36,
+            runs_soft: 20,
+            runs_hard: 48,
             memtables_budget: 512 << 20,
             key_index_budget: 4 << 30,
             aside_memory: 64 << 20,
@@ -67,6 +70,7 @@ impl Default for Options {
             log_chunk: 16 << 20,
             group_bytes: 1 << 20,
             background: Background::Threads,
+            merge_nice: 5,
             flush_on_close: true,
         }
     }
@@ -92,6 +96,9 @@ impl Options {
         if self.log_chunk < 4096 || self.log_chunk > 1 << 30 {
             return wrong(format!("log_chunk is {}, must be between 4096 and 1 GiB", self.log_chunk));
         }
+        if self.merge_nice > 19 {
+            return wrong(format!("merge_nice is {}, must be 0 to 19", self.merge_nice));
+        }
         if self.group_bytes == 0 || self.group_bytes > 64 << 20 {
             return wrong(format!("group_bytes is {}, must be between 1 and 64 MiB", self.group_bytes));
         }
@@ -116,7 +123,7 @@ mod tests {
     #[test]
     fn the_defaults_work_and_nonsense_is_refused() {
         assert!(Options::default().check().is_ok());
-        let bad: [fn(&mut Options); 7] = [
+        let bad: [fn(&mut Options); 8] = [
             |o| o.tree.memtable_bytes = 1,
             |o| o.memtables_budget = o.tree.memtable_bytes,
             |o| o.frozen_soft = 0,
@@ -124,6 +131,7 @@ mod tests {
             |o| o.runs_hard = 1,
             |o| o.log_chunk = 0,
             |o| o.group_bytes = 0,
+            |o| o.merge_nice = 20,
         ];
         for spoil in bad {
             let mut options = Options::default();

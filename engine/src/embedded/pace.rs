@@ -8,7 +8,7 @@ use super::health::{lock, Health};
 use super::metrics::{add, nanos, Counters};
 use super::options::{Background, Options};
 use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,10 @@ const SHORTEST_SLEEP: u64 = 250_000;
 const LONGEST_SLEEP: u64 = 1_000_000;
 /// How long to wait until an attempt that failed for want of room is made again.
 const RETRY: Duration = Duration::from_millis(200);
+/// With so few cores writers, a flush and a merge are in each other's way.
+const FEW_CORES: usize = 2;
+/// A merge waits no longer than this for a flush.
+const LONGEST_WAY: Duration = Duration::from_secs(1);
 /// A store to which nothing was written for so long is at rest.
 const QUIET: Duration = Duration::from_millis(500);
 
@@ -26,6 +30,9 @@ const QUIET: Duration = Duration::from_millis(500);
 pub struct Pace {
     limits: Limits,
     threads: bool,
+    few_cores: bool,
+    /// A flush is under way.
+    flushing: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
     frozen: AtomicU32,
@@ -77,6 +84,8 @@ impl Pace {
                 runs: (options.runs_soft, options.runs_hard),
             },
             threads: options.background == Background::Threads,
+            few_cores: std::thread::available_parallelism().is_ok_and(|cores| cores.get() <= FEW_CORES),
+            flushing: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
             frozen: AtomicU32::new(0),
@@ -149,6 +158,22 @@ impl Pace {
         if !state.stop {
             drop(self.wait(state));
         }
+    }
+
+    /// A flush is under way for as long as what this returns lives.
+    pub fn flush_begins(&self) -> Flushing<'_> {
+        self.flushing.store(true, Ordering::Release);
+        Flushing(self)
+    }
+
+    /// A merge lets a flush pass, for which writers may have to wait, where there are few cores.
+    pub fn let_flush_pass(&self) {
+        if !self.few_cores || !self.threads || !self.flushing.load(Ordering::Acquire) {
+            return;
+        }
+        let state = lock(&self.state);
+        let under_way = |state: &mut State| self.flushing.load(Ordering::Acquire) && !state.stop;
+        drop(self.changed.wait_timeout_while(state, LONGEST_WAY, under_way));
     }
 
     /// A flush is done.
@@ -239,6 +264,19 @@ impl Pace {
     }
 }
 
+/// See [`Pace::flush_begins`].
+pub struct Flushing<'a>(&'a Pace);
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        // Under the latch: who has just looked is waiting by now.
+        let state = lock(&self.0.state);
+        self.0.flushing.store(false, Ordering::Release);
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,6 +294,30 @@ mod tests {
         }
         pace.set(0, 20);
         assert!((pace.pressure() - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_merge_lets_a_flush_pass_where_there_are_few_cores() {
+        let pace = Pace { few_cores: true, ..Pace::new(&Options::default()) };
+        pace.let_flush_pass();
+        let flushing = pace.flush_begins();
+        let passed = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let merge = s.spawn(|| {
+                pace.let_flush_pass();
+                passed.load(Ordering::Acquire)
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            passed.store(true, Ordering::Release);
+            drop(flushing);
+            assert!(merge.join().unwrap(), "the merge went on beside the flush");
+        });
+        let many = Pace { few_cores: false, ..Pace::new(&Options::default()) };
+        let _flushing = many.flush_begins();
+        many.let_flush_pass();
+        let _flushing = pace.flush_begins();
+        pace.stop();
+        pace.let_flush_pass();
     }
 
     #[test]

@@ -360,7 +360,7 @@ impl<H: Host> Shared<H> {
     fn pick(&self, view: &SuperVersion, oldest: Writer, force: bool) -> Option<Job> {
         let effort = match force {
             true => Effort::All,
-            false if self.tidy.load(Relaxed) => Effort::Tidy,
+            false if self.tidy.load(Relaxed) => Effort::Tidy(H::TIDY_RATIO),
             false if self.at_rest.load(Relaxed) => Effort::AtRest,
             false => Effort::Writing,
         };

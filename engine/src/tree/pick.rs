@@ -33,8 +33,9 @@ pub enum Effort {
     /// Rows are being written: more garbage is put up with, for every merge is written, too.
     Writing,
     AtRest,
-    /// Nobody is going to write for a while, most likely: fewer runs are worth a merge.
-    Tidy,
+    /// Nobody is going to write for a while, most likely: fewer runs are worth a merge whose largest run is at most so many times
+    /// as large as the others together. So a run is written anew only after a good part of its size was written.
+    Tidy(u64),
     /// Everything is to become a single run.
     All,
 }
@@ -53,7 +54,10 @@ pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, e
         _ => full_level(runs, options.fan_in as usize)
             .or_else(|| space(runs, garbage, options, effort))
             .or_else(|| tombstones(runs, options))
-            .or_else(|| (effort == Effort::Tidy).then(|| tidy(runs)).flatten()),
+            .or_else(|| match effort {
+                Effort::Tidy(ratio) => tidy(runs, ratio),
+                _ => None,
+            }),
     };
     keep_apart(runs, job?)
 }
@@ -127,19 +131,16 @@ fn tombstones(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
 const MOST_TIDIED: u64 = 1 << 30;
 /// ... and no more than this share of all, for it needs as much room beside.
 const MOST_TIDIED_PERCENT: u64 = 60;
-/// The largest run of a tidying merge is at most so many times as large as the others together. So a run is written anew only after
-/// a good part of its size was written.
-const TIDY_RATIO: u64 = 4;
 
 /// As many of the newest runs as are worth it.
-fn tidy(runs: &[RunInfo]) -> Option<Job> {
+fn tidy(runs: &[RunInfo], ratio: u64) -> Option<Job> {
     let all: u64 = runs.iter().map(|run| run.bytes).sum();
     let most = MOST_TIDIED.min(all / 100 * MOST_TIDIED_PERCENT);
     let worth = |count: &usize| {
         let inputs = runs.get(..*count).unwrap_or_default();
         let sum: u64 = inputs.iter().map(|run| run.bytes).sum();
         let largest = inputs.iter().map(|run| run.bytes).max().unwrap_or(0);
-        sum <= most && largest <= TIDY_RATIO.saturating_mul(sum - largest)
+        sum <= most && largest <= ratio.saturating_mul(sum - largest)
     };
     let count = (2..=runs.len()).rev().find(worth)?;
     let level = runs.get(count - 1)?.level;
@@ -219,13 +220,20 @@ mod tests {
         let pick =
             |runs: &[RunInfo], effort| pick(runs, None, &TreeOptions { space_percent: 10_000, ..options }, effort);
         assert_eq!(pick(&loaded, Effort::AtRest), None);
-        assert_eq!(pick(&loaded, Effort::Tidy), Some(Job { runs: 0..3, level: 1 }));
-        assert_eq!(pick(&[run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "it would need room for all of it");
-        assert_eq!(pick(&[run(0, MB), run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "too little is new");
+        assert_eq!(pick(&loaded, Effort::Tidy(4)), Some(Job { runs: 0..3, level: 1 }));
+        assert_eq!(
+            pick(&[run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy(4)),
+            None,
+            "it would need room for all of it"
+        );
+        assert_eq!(pick(&[run(0, MB), run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy(4)), None, "too little is new");
         let more = [run(0, MB), run(0, 2 * MB), run(1, 100 * MB), run(1, 128 * MB)];
-        assert_eq!(pick(&more, Effort::Tidy), Some(Job { runs: 0..2, level: 0 }));
+        assert_eq!(pick(&more, Effort::Tidy(4)), Some(Job { runs: 0..2, level: 0 }));
+        let new = [run(0, 3 * MB), run(0, 15 * MB), run(1, 125 * MB), run(1, 125 * MB)];
+        assert_eq!(pick(&new, Effort::Tidy(4)), None);
+        assert_eq!(pick(&new, Effort::Tidy(10)), Some(Job { runs: 0..3, level: 1 }));
         let large = [run(0, 600 * MB), run(1, 600 * MB), run(2, 9000 * MB)];
-        assert_eq!(pick(&large, Effort::Tidy), None, "it would take long");
+        assert_eq!(pick(&large, Effort::Tidy(4)), None, "it would take long");
     }
 
     #[test]
