@@ -40,6 +40,8 @@ pub(crate) struct Chunks {
     free: AtomicUsize,
     count: usize,
     kept: usize,
+    /// How often chunks were claimed or given back.
+    changes: AtomicU64,
     words: *const AtomicU64,
 }
 
@@ -58,7 +60,7 @@ impl Chunks {
     /// `words` points to `words_for(count)` zeroed words that live as long as this value.
     pub unsafe fn new(words: *const AtomicU64, count: usize, kept: usize) -> Self {
         assert!(kept < count, "the emergency area leaves no room");
-        let this = Chunks { free: AtomicUsize::new(count), count, kept, words };
+        let this = Chunks { free: AtomicUsize::new(count), count, kept, changes: AtomicU64::new(0), words };
         if !count.is_multiple_of(64) {
             // Bits past the end are taken for ever, so that no search needs to know where the end is.
             this.word(count / 64).store(!0 << (count % 64), Relaxed);
@@ -103,6 +105,7 @@ impl Chunks {
             Level::Last => 0,
         };
         let wanted = n.checked_add(floor)?;
+        self.changes.fetch_add(1, Relaxed);
         self.free.fetch_update(Relaxed, Relaxed, |free| if free >= wanted { Some(free - n) } else { None }).ok()?;
         for _ in 0..ATTEMPTS {
             match find(self, n) {
@@ -115,10 +118,32 @@ impl Chunks {
         None
     }
 
+    /// How often chunks were claimed or given back.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Relaxed)
+    }
+
+    /// Claims, for as long as it is shown each, the words of which all chunks are free: one at a time, and only while four
+    /// times as many are free beside the emergency area.
+    pub fn with_free_words(&self, mut show: impl FnMut(usize, usize)) {
+        for w in 0..self.count / 64 {
+            let plenty = |free: usize| if free >= self.kept + 4 * 64 { Some(free - 64) } else { None };
+            if self.word(w).load(Relaxed) != 0 || self.free.fetch_update(Relaxed, Relaxed, plenty).is_err() {
+                continue;
+            }
+            if self.word(w).compare_exchange(0, !0, AcqRel, Relaxed).is_ok() {
+                show(w * 64, 64);
+                self.clear(w * 64, 64);
+            }
+            self.free.fetch_add(64, Relaxed);
+        }
+    }
+
     /// Gives chunks back.
     pub fn give(&self, start: usize, n: usize) {
         self.clear(start, n);
         self.free.fetch_add(n, Relaxed);
+        self.changes.fetch_add(1, Relaxed);
     }
 
     /// The words and masks of the run.

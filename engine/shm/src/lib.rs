@@ -49,6 +49,7 @@ pub mod latch;
 pub mod reserve;
 pub mod scope;
 mod stack;
+pub mod vacant;
 
 pub use alloc::SharedAlloc;
 pub use epoch::{pin, Pin};

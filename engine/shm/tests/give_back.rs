@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use loosekv_shm::{heap, reserve, reserve_growth, scope, Full, Needs};
+use loosekv_shm::{heap, reserve, reserve_growth, scope, vacant, Full, Needs};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,43 @@ fn give(blocks: Vec<NonNull<u8>>, bytes: usize) {
         // SAFETY: from alloc_block, with that size.
         unsafe { heap::free_block(block, bytes) };
     }
+}
+
+/// Bytes of the segment that are memory.
+fn resident(mem: *mut u8) -> usize {
+    let mut pages = vec![0u8; SEGMENT / 4096];
+    // SAFETY: a vector with a byte for each page of the segment, which begins with one.
+    let done = unsafe { libc::mincore(mem.cast(), SEGMENT, pages.as_mut_ptr()) };
+    assert_eq!(done, 0);
+    pages.iter().filter(|page| **page & 1 == 1).count() * 4096
+}
+
+fn free_chunks_are_the_kernels(mem: *mut u8) {
+    create(mem);
+    let kept = object(1000, 7);
+    let blocks = take_blocks(BLOCK);
+    for block in &blocks {
+        // SAFETY: a block of that size.
+        unsafe { block.as_ptr().write_bytes(9, BLOCK) };
+    }
+    assert_eq!(vacant::give_to_kernel(), 0, "nothing is free");
+    let last = blocks.len() - 1;
+    let (held, freed) = (blocks[last], blocks[..last].to_vec());
+    give(freed, BLOCK);
+    let before = resident(mem);
+    let given = vacant::give_to_kernel();
+    assert!(given >= SEGMENT / 2, "{given} bytes");
+    assert!(resident(mem) + given / 2 < before, "{} of {before} bytes", resident(mem));
+    assert_eq!(vacant::give_to_kernel(), 0, "nothing has changed since");
+    // SAFETY: a block of that size.
+    assert!(unsafe { std::slice::from_raw_parts(held.as_ptr(), BLOCK) }.iter().all(|byte| *byte == 9));
+    assert!(kept.iter().all(|word| *word == 7));
+    let all = take_blocks(BLOCK);
+    assert_eq!(all.len(), last, "they are the heap's as before");
+    give(all, BLOCK);
+    give(vec![held], BLOCK);
+    drop(kept);
+    loosekv_shm::leave();
 }
 
 fn growth_leaves_room_for_blocks(mem: *mut u8) {
@@ -210,6 +247,7 @@ fn nobody_gets_what_another_has(mem: *mut u8) {
 
 fn main() {
     let mem = segment(SEGMENT);
+    free_chunks_are_the_kernels(mem);
     growth_leaves_room_for_blocks(mem);
     what_one_size_had_serves_others_and_blocks(mem);
     survivors_stay_what_they_are(mem);

@@ -128,7 +128,7 @@ fn tombstones(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
 }
 
 /// A tidying merge writes no more than this: it is over soon when somebody writes after all ...
-const MOST_TIDIED: u64 = 1 << 30;
+const MOST_TIDIED: u64 = 256 << 20;
 /// ... and no more than this share of all, for it needs as much room beside.
 const MOST_TIDIED_PERCENT: u64 = 60;
 

@@ -40,16 +40,20 @@ unsafe fn target_of(query: *mut QueryDesc) -> Option<(Relation, Leaves)> {
         let state = state.cast::<ModifyTableState>();
         let into = (*state).resultRelInfo;
         let rel = (*into).ri_RelationDesc;
+        let leaves = match (*plan).operation {
+            CmdType::CMD_INSERT if (*plan).onConflictAction == OnConflictAction::ONCONFLICT_UPDATE => Leaves::Conflicts,
+            CmdType::CMD_UPDATE => Leaves::Updated,
+            _ => return None,
+        };
         if (*state).mt_nrels != 1 || !catalog::is_our_table(rel) || !is_plain(state) {
             return None;
         }
         let codec = &info::of(rel).codec;
-        let leaves = match (*plan).operation {
-            CmdType::CMD_INSERT if replaces_conflicts(plan, rel, codec) => Leaves::Conflicts,
-            CmdType::CMD_UPDATE if replaces_by_key(query, plan, rel, codec) => Leaves::Updated,
-            _ => return None,
+        let key_alone = match leaves {
+            Leaves::Conflicts => replaces_conflicts(plan, rel, codec),
+            _ => replaces_by_key(query, plan, rel, codec),
         };
-        Some((rel, leaves))
+        key_alone.then_some((rel, leaves))
     }
 }
 
@@ -72,8 +76,7 @@ unsafe fn replaces_conflicts(plan: *mut ModifyTable, rel: Relation, codec: &Tabl
     // SAFETY: the plan of an INSERT; its first result relation is the table.
     unsafe {
         let table = (*(*(*plan).resultRelations).elements).int_value;
-        (*plan).onConflictAction == OnConflictAction::ONCONFLICT_UPDATE
-            && (*plan).onConflictWhere.is_null()
+        (*plan).onConflictWhere.is_null()
             && assigns_all_but_key(rel, codec, (*plan).onConflictCols)
             && mentions_at_most((*plan).onConflictSet, table, codec, &[])
     }

@@ -18,6 +18,7 @@ use crate::settings;
 use crate::work::agenda::{Agenda, Task};
 use crate::work::claims::{Idle, Seat};
 use crate::work::{memory, need};
+use loosekv_shm::vacant;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use registry::FileKey;
@@ -32,6 +33,9 @@ const IDLE_NAPS: u32 = 60;
 
 /// A table that nobody has used for so long, in microseconds, is idle.
 const IDLE_TABLE: u64 = 10_000_000;
+
+/// Free shared memory of which none has changed hands for so long goes back to the kernel.
+const IDLE_MEMORY: Duration = Duration::from_secs(10);
 
 /// A table to which nobody has written for so long is quiet.
 const QUIET: Duration = Duration::from_secs(3);
@@ -249,12 +253,27 @@ fn serve() {
         }
         let nap = settings::worker_naptime();
         let rest = AGENDA.with_borrow(|agenda| agenda.wait(now));
+        give_to_kernel(now);
         let long = rest.is_none() && now.saturating_sub(worked) > nap * IDLE_NAPS;
         match global.workers.idle(seat, seen, long) {
             Idle::Asked => {}
             Idle::Left => return,
             Idle::Wait => wait(rest.map_or(nap, |rest| rest.min(nap))),
         }
+    }
+}
+
+/// How often shared memory had changed hands, and when that was last found to be more than before.
+static CHANGES: ProcessLocal<Cell<(u64, Duration)>> = ProcessLocal::new(Cell::new((0, Duration::ZERO)));
+
+/// Shared memory that nobody has needed for a while is of more use as page cache.
+fn give_to_kernel(now: Duration) {
+    let changes = vacant::changes();
+    let (seen, since) = CHANGES.get();
+    if changes != seen {
+        CHANGES.set((changes, now));
+    } else if now.saturating_sub(since) > IDLE_MEMORY {
+        vacant::give_to_kernel();
     }
 }
 

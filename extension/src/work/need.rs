@@ -25,7 +25,7 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
         return Some(Task::Spill);
     }
     tree.at_rest.store(quiet, Relaxed);
-    tree.tidy.store(quiet, Relaxed);
+    tree.tidy.store(is_scanned(tree, quiet) && quiet, Relaxed);
     let indexed = view.first_unindexed(view.indexed_from) == view.runs.len();
     if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);
@@ -49,6 +49,16 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
         Some(Ebb::Flush) if filling(tree) > 0 => Some(Task::Spill),
         _ => has_tail(tree).then_some(Task::Trim),
     }
+}
+
+/// Whether scans have begun in the runs since somebody last wrote: it is they for whom fewer runs are better.
+fn is_scanned(tree: &Shared<PgHost>, quiet: bool) -> bool {
+    let counters = &tree.counters;
+    let scans = counters.guided_scans.load(Relaxed) + counters.merged_scans.load(Relaxed);
+    if !quiet {
+        tree.scans_while_written.store(scans, Relaxed);
+    }
+    scans > tree.scans_while_written.load(Relaxed)
 }
 
 /// Whether a good part of the file, at its end, is free.
