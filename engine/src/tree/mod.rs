@@ -130,7 +130,7 @@ impl<'a> Hint<'a> {
 pub struct Observed {
     version: u64,
     flushed: L0Id,
-    /// The newest version of the key, whoever wrote it. [`Observed::UNREAD`]: one in a run, which was not read.
+    /// The newest version of the key, whoever wrote it; of one that was not read ([`Observed::is_unread`]), no row's id.
     pub newest: Option<RowId>,
 }
 
