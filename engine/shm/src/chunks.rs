@@ -42,6 +42,8 @@ pub(crate) struct Chunks {
     kept: usize,
     /// How often chunks were claimed or given back.
     changes: AtomicU64,
+    /// What that was when the free words were last shown.
+    shown_at: AtomicU64,
     words: *const AtomicU64,
 }
 
@@ -60,7 +62,14 @@ impl Chunks {
     /// `words` points to `words_for(count)` zeroed words that live as long as this value.
     pub unsafe fn new(words: *const AtomicU64, count: usize, kept: usize) -> Self {
         assert!(kept < count, "the emergency area leaves no room");
-        let this = Chunks { free: AtomicUsize::new(count), count, kept, changes: AtomicU64::new(0), words };
+        let this = Chunks {
+            free: AtomicUsize::new(count),
+            count,
+            kept,
+            changes: AtomicU64::new(0),
+            shown_at: AtomicU64::new(0),
+            words,
+        };
         if !count.is_multiple_of(64) {
             // Bits past the end are taken for ever, so that no search needs to know where the end is.
             this.word(count / 64).store(!0 << (count % 64), Relaxed);
@@ -124,8 +133,12 @@ impl Chunks {
     }
 
     /// Claims, for as long as it is shown each, the words of which all chunks are free: one at a time, and only while four
-    /// times as many are free beside the emergency area.
+    /// times as many are free beside the emergency area. None, if nothing has changed since this was last done.
     pub fn with_free_words(&self, mut show: impl FnMut(usize, usize)) {
+        let changes = self.changes();
+        if self.shown_at.swap(changes, Relaxed) == changes {
+            return;
+        }
         for w in 0..self.count / 64 {
             let plenty = |free: usize| if free >= self.kept + 4 * 64 { Some(free - 64) } else { None };
             if self.word(w).load(Relaxed) != 0 || self.free.fetch_update(Relaxed, Relaxed, plenty).is_err() {

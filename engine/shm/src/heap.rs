@@ -33,7 +33,6 @@ pub use crate::give_back::heed;
 use crate::give_back::{self, Passes};
 use crate::reserve;
 use crate::stack::{link, next, Batch, BatchStack};
-use crate::vacant::Given;
 use crate::{epoch, latch, scope};
 use crossbeam_epoch::Collector;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -74,7 +73,6 @@ pub(crate) struct Header {
     /// How many chunks growth may make into small objects.
     growth: AtomicUsize,
     pub(crate) passes: Passes,
-    pub(crate) given: Given,
     central: [Central; class::COUNT],
 }
 

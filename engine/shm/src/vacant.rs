@@ -7,11 +7,6 @@
 
 use crate::chunks::CHUNK;
 use crate::heap::{self, header};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// What [`changes`] told when free chunks were last given to the kernel.
-#[repr(transparent)]
-pub(crate) struct Given(AtomicU64);
 
 /// How often chunks were taken or given back so far; 0 when not attached.
 pub fn changes() -> u64 {
@@ -29,10 +24,6 @@ pub fn give_to_kernel() -> usize {
         return 0;
     }
     let header = header();
-    let changes = header.chunks.changes();
-    if header.given.0.swap(changes, Relaxed) == changes {
-        return 0;
-    }
     let mut given = 0;
     header.chunks.with_free_words(|start, n| {
         // SAFETY: the chunks are claimed, so nobody else uses them; what is in them is of no use to anybody.

@@ -349,7 +349,7 @@ impl Slot {
                     corrupt(self.row, &format!("attribute {} at offset {} of its body", bad.attribute, bad.offset))
                 }
                 Err(Failed::Missing) if tid::is_unread(self.row) => {
-                    super::slots::read_unread(&raw mut self.base);
+                    super::slots::read_unread(std::ptr::from_mut(self).cast());
                     self.decode(upto);
                 }
                 Err(Failed::Missing) => {
@@ -685,12 +685,12 @@ unsafe extern "C-unwind" fn get_system_attribute(slot: *mut TupleTableSlot, attn
     // SAFETY: PostgreSQL calls this on slots with our callbacks, and wants to know of nulls.
     let slot = unsafe {
         *null = false;
-        let ours = &mut *slot.cast::<Slot>();
-        if ours.holds_row && tid::is_unread(ours.row) {
+        if (*slot.cast::<Slot>()).holds_row && tid::is_unread((*slot.cast::<Slot>()).row) {
             super::slots::read_unread(slot);
         }
-        ours.know_head();
-        ours
+        let slot = &mut *slot.cast::<Slot>();
+        slot.know_head();
+        slot
     };
     if !slot.has_head {
         ereport!(
