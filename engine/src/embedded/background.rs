@@ -37,6 +37,10 @@ impl Background {
     }
 }
 
+/// For so long a background thread keeps its core from others, on systems where that can be said.
+#[cfg(target_os = "linux")]
+const TURN: Duration = Duration::from_micros(500);
+
 /// For how long nobody has written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rest {
@@ -65,6 +69,7 @@ impl Rest {
 fn run(core: &Core, task: Task) {
     // What the last run of the store left to do.
     core.host().pace.wake(task);
+    stand_back(if task == Task::Flush { 0 } else { core.host().options.merge_nice });
     match task {
         Task::Flush => while core.host().pace.next(task, false) != Next::Stop && work(core, task) {},
         Task::Merge | Task::Sink => merge_and_rest(core),
@@ -74,7 +79,6 @@ fn run(core: &Core, task: Task) {
 /// Merges; and does, the longer nothing is written, what is worth while only then.
 fn merge_and_rest(core: &Core) {
     let pace = &core.host().pace;
-    stand_back(core.host().options.merge_nice);
     let (mut written, mut since, mut rest) = (u64::MAX, Instant::now(), Rest::Writing);
     loop {
         let next = pace.next(Task::Merge, rest < Rest::Idle);
@@ -97,11 +101,19 @@ fn merge_and_rest(core: &Core) {
 }
 
 /// Lets other threads go first where there are fewer cores than threads with work: writers and readers wait for those, and for
-/// flushes. Merges that lag behind cost nobody anything until there are so many runs that writers are slowed.
+/// flushes. Merges that lag behind cost nobody anything until there are so many runs that writers are slowed. And who gets his core
+/// back waits for no more than a short turn.
 #[cfg(target_os = "linux")]
 fn stand_back(nice: u8) {
-    // SAFETY: a system call, about the calling thread alone. That it may be refused does no harm.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice.into()) };
+    // SAFETY: plain data, for which zeros are a value.
+    let mut wish: libc::sched_attr = unsafe { std::mem::zeroed() };
+    wish.size = size_of::<libc::sched_attr>() as u32;
+    wish.sched_policy = libc::SCHED_OTHER as u32;
+    wish.sched_nice = nice.into();
+    wish.sched_runtime = TURN.as_nanos() as u64;
+    // SAFETY: a system call, about the calling thread alone. That it may be refused does no harm; systems that know nothing of
+    // turns pass over that.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wish, 0) };
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -261,12 +261,13 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     /// To the newest version of the next key.
     #[inline]
     pub fn next_key<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        let once = run.shape.has_each_key_once();
         while self.valid {
             let page = self.loaded()?;
             let mut slot = self.slot;
             while slot + 1 < page.layout.rows() {
                 slot += 1;
-                if !page.layout.is_same_key(self.image(), slot - 1, slot)? {
+                if once || !page.layout.is_same_key(self.image(), slot - 1, slot)? {
                     return self.stand(slot);
                 }
             }

@@ -44,6 +44,12 @@ pub struct RunShape {
 }
 
 impl RunShape {
+    /// No key has a second version here.
+    #[inline]
+    pub fn has_each_key_once(&self) -> bool {
+        self.rows == self.keys
+    }
+
     /// Pages of the whole run, the footer among them. A run without rows has none.
     pub fn pages(&self) -> u32 {
         if self.rows == 0 {

@@ -39,6 +39,8 @@ pub(super) struct Found {
 pub(super) struct Lane {
     /// It needs no asking.
     open: bool,
+    /// No key has a second version in the run.
+    once: bool,
     /// `next` is beyond where the cursor stands.
     moved: bool,
     /// The first row that was in no stretch yet.
@@ -81,10 +83,10 @@ impl<H: Host> Sources<H> {
                 Bound::Included(key) | Bound::Excluded(key) => Some((self.words.word(key), key.as_slice())),
                 Bound::Unbounded => None,
             };
-            let Sources { sources, heap, lanes, unique, words, .. } = self;
+            let Sources { sources, heap, lanes, words, .. } = self;
             match (heap.as_slice(), limit(sources, heap, lanes, view, upper)) {
                 ([only], None) => match (sources.get(only.source), lanes.get_mut(only.source)) {
-                    (Some(source), Some(lane)) if lane.open => lane.take_all(source, only.source, *unique, found)?,
+                    (Some(source), Some(lane)) if lane.open => lane.take_all(source, only.source, found)?,
                     _ => return Ok(()),
                 },
                 (_, limit) => merge(sources, heap, lanes, view, words, limit, found)?,
@@ -168,7 +170,7 @@ impl<H: Host> Sources<H> {
             let open = self.is_open(view, sees_below, entry.source);
             let Some(lane) = self.lanes.get_mut(entry.source) else { continue };
             lane.open = false;
-            let (true, Some(Source::Run { cursor, .. })) = (open, self.sources.get(entry.source)) else { continue };
+            let (true, Some(Source::Run { at, cursor })) = (open, self.sources.get(entry.source)) else { continue };
             let Some((index, layout, image, row)) = cursor.window() else { continue };
             if lane.page != Some(index) {
                 layout.check_rows(image)?;
@@ -178,6 +180,7 @@ impl<H: Host> Sources<H> {
             if !lane.moved {
                 lane.next = row;
             }
+            lane.once = view.runs.get(*at).is_some_and(|desc| desc.shape.has_each_key_once());
             lane.open = true;
         }
         Ok(())
@@ -217,7 +220,7 @@ impl Lane {
                 return Ok(false);
             }
             self.next += 1;
-            while self.word() == Some(word) && layout.is_same_key(image, self.next - 1, self.next)? {
+            while !self.once && self.word() == Some(word) && layout.is_same_key(image, self.next - 1, self.next)? {
                 self.next += 1;
             }
         }
@@ -225,23 +228,17 @@ impl Lane {
     }
 
     /// The only source left: the rest of its page.
-    fn take_all<H: Host>(
-        &mut self,
-        source: &Source<H>,
-        number: usize,
-        unique: bool,
-        found: &mut Vec<Found>,
-    ) -> Result<()> {
+    fn take_all<H: Host>(&mut self, source: &Source<H>, number: usize, found: &mut Vec<Found>) -> Result<()> {
         let Source::Run { cursor, .. } = source else { return Ok(()) };
         let Some((_, layout, image, _)) = cursor.window() else { return Ok(()) };
-        if unique && self.plain {
+        if self.once && self.plain {
             let source = number as u16;
             found.extend((self.next..self.rows).map(|row| Found { source, row: row as u16 }));
             (self.moved, self.next) = (true, self.rows);
         }
         while self.next < self.rows && self.take((layout, image), number, found) {
             self.next += 1;
-            while self.next < self.rows && layout.is_same_key(image, self.next - 1, self.next)? {
+            while !self.once && self.next < self.rows && layout.is_same_key(image, self.next - 1, self.next)? {
                 self.next += 1;
             }
         }

@@ -44,8 +44,6 @@ pub(super) struct Sources<H: Host> {
     pub(super) words: Words,
     /// For [`super::ahead`]: one for each source, or none yet.
     pub(super) lanes: Vec<Lane>,
-    /// No key stands in a run twice.
-    pub(super) unique: bool,
     direction: Direction,
     /// The key that is being left, if other sources may have it, or this is a walk backwards.
     left: Vec<u8>,
@@ -59,7 +57,7 @@ impl<H: Host> Sources<H> {
         let words = Words::of_runs(view, runs.clone());
         let cursors = runs.map(|at| Source::Run { at, cursor: Box::default() });
         let sources = tables.chain(cursors).collect();
-        Sources { sources, heap: Vec::new(), words, lanes: Vec::new(), unique: false, direction, left: Vec::new() }
+        Sources { sources, heap: Vec::new(), words, lanes: Vec::new(), direction, left: Vec::new() }
     }
 
     /// Takes over cursors on the runs, in their order: what is looked for is on the pages that they have at hand, mostly.

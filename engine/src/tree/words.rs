@@ -100,9 +100,16 @@ fn bytes(bound: &Bound<Vec<u8>>) -> Option<&[u8]> {
 /// Zero-padded, big-endian.
 #[inline]
 fn first_bytes(key: &[u8]) -> u64 {
-    match key.first_chunk() {
-        Some(first) => u64::from_be_bytes(*first),
-        None => key.iter().enumerate().fold(0, |all, (at, byte)| all | u64::from(*byte) << (56 - 8 * at)),
+    if let Some(first) = key.first_chunk() {
+        return u64::from_be_bytes(*first);
+    }
+    // Of a short key, both halves at once; where they overlap they say the same.
+    let unused = 64 - 8 * key.len() as u32;
+    match (key.first_chunk(), key.last_chunk()) {
+        (Some(first), Some(last)) => {
+            u64::from(u32::from_be_bytes(*first)) << 32 | u64::from(u32::from_be_bytes(*last)) << unused
+        }
+        _ => key.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)).checked_shl(unused).unwrap_or(0),
     }
 }
 
