@@ -161,6 +161,56 @@ fn a_get_looks_into_one_run_and_a_miss_reads_no_page() {
     }
 }
 
+/// Rows that come in the order of their keys are in runs that follow each other: these move from level to level as they are, and a
+/// scan reads the ones that it comes to.
+#[test]
+fn rows_that_come_in_order_are_written_once() {
+    const RUNS: u64 = 20;
+    const ROWS: u64 = 200;
+    let in_order = |n: u64| format!("{n:08}").into_bytes();
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &Options { background: Background::Caller, ..small() }).unwrap();
+    for run in 0..RUNS {
+        (run * ROWS..(run + 1) * ROWS).for_each(|n| store.put(&in_order(n), &value(n, 0)).unwrap());
+        store.flush().unwrap();
+        while store.step(Task::Merge).unwrap() {}
+    }
+    let metrics = store.metrics();
+    assert_eq!((metrics.merges, metrics.runs_moved), (0, RUNS / 3 * 3));
+    assert_eq!(store.statistics().unwrap().levels[1].runs as u64, RUNS / 3 * 3);
+    let rows = |from: u64, direction| {
+        let bound = in_order(from);
+        let (lower, upper) = match direction {
+            Direction::Forward => (Bound::Included(bound.as_slice()), Bound::Unbounded),
+            Direction::Backward => (Bound::Unbounded, Bound::Included(bound.as_slice())),
+        };
+        let before = store.metrics().pages_read;
+        let mut iter = store.range(lower, upper, direction).unwrap();
+        let mut found = Vec::new();
+        while found.len() < 20 && (if direction == Direction::Forward { iter.next() } else { iter.prev() }).unwrap() {
+            found.push(iter.key().to_vec());
+        }
+        (found, store.metrics().pages_read - before)
+    };
+    for from in (0..RUNS * ROWS).step_by(37) {
+        let (forward, pages) = rows(from, Direction::Forward);
+        assert!(forward.into_iter().eq((from..RUNS * ROWS).take(20).map(in_order)), "from {from}");
+        assert!(pages <= 6, "{pages} pages from {from}");
+        let (backward, pages) = rows(from, Direction::Backward);
+        assert!(backward.into_iter().eq((0..=from).rev().take(20).map(in_order)), "back from {from}");
+        assert!(pages <= 6, "{pages} pages back from {from}");
+    }
+    assert!(store.check().unwrap().is_empty());
+    // What comes over them is merged with them.
+    for n in (0..RUNS * ROWS).step_by(10) {
+        store.put(&in_order(n), &value(n, 1)).unwrap();
+    }
+    store.compact().unwrap();
+    let found = all(&store);
+    assert_eq!(found.len() as u64, RUNS * ROWS);
+    assert!((0..RUNS * ROWS).all(|n| found[&in_order(n)] == value(n, u64::from(n % 10 == 0))));
+}
+
 /// Without room for all keys in the index gets are right all the same, and the metrics tell.
 #[test]
 fn an_index_without_room_says_so() {

@@ -115,7 +115,6 @@ impl Core {
             let _one = lock(&self.host.merging);
             self.host.health.check()?;
             let done = self.tree()?.compact_one(force)?;
-            add(&self.host.counters.merges, u64::from(done));
             if done {
                 lock(&self.sweep).get_or_insert_with(SweepCursor::new);
             }
@@ -232,7 +231,8 @@ impl Core {
             page_bytes_written: get(&host.pages.written),
             meta_flips: get(&counters.meta_flips),
             flushes: get(&counters.flushes),
-            merges: get(&counters.merges),
+            merges: get(&tree.compactions),
+            runs_moved: get(&tree.runs_moved),
             stale_dropped: get(&tree.stale_dropped),
             index_keys: shared.index.len() as u64,
             index_bytes: shared.index.bytes(),

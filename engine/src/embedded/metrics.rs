@@ -26,6 +26,8 @@ pub struct Metrics {
     pub meta_flips: u64,
     pub flushes: u64,
     pub merges: u64,
+    /// Runs that came to another level without being written again.
+    pub runs_moved: u64,
     /// Values that merges left out early, for a newer run holds a version that everybody sees.
     pub stale_dropped: u64,
     /// Keys in the key index, and the memory that they take.
@@ -88,7 +90,6 @@ pub struct Counters {
     pub gets: AtomicU64,
     pub meta_flips: AtomicU64,
     pub flushes: AtomicU64,
-    pub merges: AtomicU64,
     pub delays: AtomicU64,
     pub delayed_nanos: AtomicU64,
     pub stalls: AtomicU64,

@@ -138,7 +138,7 @@ impl<H: Host> Sources<H> {
         let Sources { sources, heap, lanes, words, .. } = self;
         let mut moved = false;
         for entry in heap.iter_mut() {
-            let (Some(Source::Run { at, cursor }), Some(lane)) =
+            let (Some(Source::Run { at, cursor, .. }), Some(lane)) =
                 (sources.get_mut(entry.source), lanes.get_mut(entry.source))
             else {
                 continue;
@@ -156,7 +156,7 @@ impl<H: Host> Sources<H> {
         }
         if moved {
             heap.retain(|entry| match sources.get(entry.source) {
-                Some(Source::Run { cursor, .. }) => cursor.valid(),
+                Some(Source::Run { cursor, waits, .. }) => waits.is_some() || cursor.valid(),
                 _ => true,
             });
             order(sources, lanes, view, heap);
@@ -170,7 +170,7 @@ impl<H: Host> Sources<H> {
             let open = self.is_open(view, sees_below, entry.source);
             let Some(lane) = self.lanes.get_mut(entry.source) else { continue };
             lane.open = false;
-            let (true, Some(Source::Run { at, cursor })) = (open, self.sources.get(entry.source)) else { continue };
+            let (true, Some(Source::Run { at, cursor, .. })) = (open, self.sources.get(entry.source)) else { continue };
             let Some((index, layout, image, row)) = cursor.window() else { continue };
             if lane.page != Some(index) {
                 layout.check_rows(image)?;

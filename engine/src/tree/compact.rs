@@ -15,8 +15,9 @@ use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{Run, RunShape, RunWriter, Scratch};
+use crate::tree::chain::Chain;
 use crate::tree::ledger::{limbo_of_runs, Building};
-use crate::tree::pick::{pick, Effort, Garbage, Job, RunInfo};
+use crate::tree::pick::{pick, Effort, Garbage, Job, Pick, RunInfo};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
@@ -71,7 +72,8 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin();
         let oldest = self.host.horizon().oldest();
         match self.shared.pick(&view, oldest, force) {
-            Some(job) => self.do_job(&view, &job).map(|()| true),
+            Some(Pick::Merge(job)) => self.do_job(&view, &job).map(|()| true),
+            Some(Pick::Move(job)) => self.move_runs(&view, &job).map(|()| true),
             None => {
                 drop(view);
                 self.collect_values(force)
@@ -91,24 +93,37 @@ impl<H: Host> Tree<'_, H> {
             let level = desc.level;
             return self.do_job(&view, &Job { runs: at..at + 1, level }).map(|()| true);
         }
-        let id = view.runs.get(at).map(|r| r.id);
+        self.describe(view.runs.get(at..at + 1).unwrap_or_default(), |run| run.settled = true)?;
+        Ok(true)
+    }
+
+    /// Makes the runs of a job runs of its level.
+    fn move_runs(&self, view: &SuperVersion, job: &Job) -> Result<()> {
+        let runs = view.runs.get(job.runs.clone()).unwrap_or_default();
+        self.describe(runs, |run| run.level = job.level)?;
+        self.shared.counters.runs_moved.fetch_add(runs.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// Changes what the manifest says of these runs; they themselves stay as they are.
+    fn describe(&self, runs: &[Arc<RunDesc>], change: impl Fn(&mut RunDesc)) -> Result<()> {
+        let ids: Vec<RunId> = runs.iter().map(|run| run.id).collect();
         self.shared.reserve_install()?;
-        let settle = |run: &mut RunDesc| run.settled |= Some(run.id) == id;
         let edit = |next: &mut Manifest| {
-            next.runs.iter_mut().for_each(settle);
+            next.runs.iter_mut().filter(|run| ids.contains(&run.id)).for_each(&change);
             Ok(())
         };
         self.commit(edit, &[], &[], |_| Vec::new(), &Flip::default())?;
         self.shared.install(|current| {
             let mut parts = current.edit();
-            for run in parts.runs.iter_mut().filter(|r| Some(r.id) == id) {
-                let mut settled = (**run).clone();
-                settle(&mut settled);
-                *run = Arc::new(settled);
+            for run in parts.runs.iter_mut().filter(|run| ids.contains(&run.id)) {
+                let mut changed = (**run).clone();
+                change(&mut changed);
+                *run = Arc::new(changed);
             }
             SuperVersion::new(current.number + 1, parts)
         })?;
-        Ok(true)
+        Ok(())
     }
 
     /// Whether a version in this run is by a writer that aborted.
@@ -118,6 +133,7 @@ impl<H: Host> Tree<'_, H> {
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut rows = 0;
         while sources.key(view).is_some() {
+            sources.open_top(self, view)?;
             loop {
                 if sources.with_head(view, |head, _| horizon.fate(head)) == Some(Fate::Aborted) {
                     return Ok(true);
@@ -234,6 +250,7 @@ impl<H: Host> Tree<'_, H> {
         while let Some(next) = sources.key(view) {
             key.clear();
             key.extend_from_slice(next);
+            sources.open_top(self, view)?;
             retention.next_key();
             let stale_since = stale.since(&key);
             let (mut kept, mut may_be_older, mut dropped_newest) = (None, true, false);
@@ -350,14 +367,14 @@ impl<H: Host> Tree<'_, H> {
 }
 
 impl<H: Host> Shared<H> {
-    /// How many runs the merge that is due would take; `None`: none is. `oldest`: committed writers below it are visible
+    /// How many runs the merge or move that is due would take; `None`: none is. `oldest`: committed writers below it are visible
     /// to all.
     pub fn merge_due(&self, oldest: Writer) -> Option<usize> {
         let view = self.current.pin::<H>();
-        self.pick(&view, oldest, false).map(|job| job.runs.len())
+        self.pick(&view, oldest, false).map(|pick| pick.job().runs.len())
     }
 
-    fn pick(&self, view: &SuperVersion, oldest: Writer, force: bool) -> Option<Job> {
+    fn pick(&self, view: &SuperVersion, oldest: Writer, force: bool) -> Option<Pick> {
         let effort = match force {
             true => Effort::All,
             false if self.tidy.load(Relaxed) => Effort::Tidy(H::TIDY_RATIO),
@@ -394,12 +411,23 @@ fn fate_of(horizon: &mut impl Horizon, head: &Head, settled: Option<Fate>) -> Fa
 
 /// What `pick` looks at. Tombstones count only where a merge could drop them.
 fn infos(view: &SuperVersion, oldest: Writer) -> Vec<RunInfo> {
-    let info = |run: &Arc<RunDesc>| RunInfo {
-        level: run.level,
-        bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
-        rows: run.shape.rows,
-        tombstones: if run.shape.max_writer < oldest { run.shape.tombstones } else { 0 },
-        finished: run.settled || run.shape.max_writer < oldest,
-    };
-    view.runs.iter().map(info).collect()
+    let mut newer: Option<(u8, Chain<'_>)> = None;
+    let infos = view.runs.iter().map(|run| {
+        // A merge of runs that are chained would drop nothing.
+        let plain = run.shape.has_each_key_once() && run.shape.tombstones == 0;
+        let chained = plain && newer.as_mut().is_some_and(|(level, chain)| *level == run.level && chain.take_in(run));
+        if !chained {
+            newer = plain.then(|| (run.level, Chain::begin(run)));
+        }
+        RunInfo {
+            level: run.level,
+            bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
+            rows: run.shape.rows,
+            tombstones: if run.shape.max_writer < oldest { run.shape.tombstones } else { 0 },
+            age: (view.flushed.0 - run.last_l0.0.min(view.flushed.0)) / (run.last_l0.0 - run.first_l0.0 + 1),
+            finished: run.settled || run.shape.max_writer < oldest,
+            chained,
+        }
+    });
+    infos.collect()
 }

@@ -23,6 +23,7 @@ mod ahead;
 mod apart;
 mod barren;
 mod by_row;
+mod chain;
 mod check;
 mod compact;
 mod flush;

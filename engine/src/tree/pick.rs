@@ -3,8 +3,12 @@
 //! Runs stand by age, newest first; levels ascend with age. Only neighbours in age are merged (I1), all runs of a level
 //! at once: when a level has `fan_in` runs they become one run of the next. Two more reasons: there is more garbage than the
 //! space amplification allows, and the runs above the oldest one have grown enough to make a merge of all worth its while;
-//! a run consists largely of tombstones. And while nobody writes, runs are *tidied*: ordered reads begin in every run, and the fewer
+//! a run consists largely of tombstones, or has had some for long. And while nobody writes, runs are *tidied*: ordered reads begin in every run, and the fewer
 //! there are the faster they are.
+//!
+//! Runs of a level whose keys follow each other are a *chain*: rows that came in the order of their keys. A scan reads the runs of a
+//! chain one after the other, a merge would write the same rows in the same order. So a chain counts as one run, until it is very
+//! long; and where a chain is all there is in the first level it moves to the next as it is.
 
 use crate::options::TreeOptions;
 use std::ops::Range;
@@ -16,8 +20,12 @@ pub struct RunInfo {
     pub bytes: u64,
     pub rows: u64,
     pub tombstones: u64,
+    /// So many times as much as went into it was flushed after it.
+    pub age: u64,
     /// All its writers have ended.
     pub finished: bool,
+    /// It is of one chain with the next newer run.
+    pub chained: bool,
 }
 
 /// Row versions that a merge of everything would drop, as far as is known, and the others.
@@ -47,8 +55,28 @@ pub struct Job {
     pub level: u8,
 }
 
-/// The merge that is due. `garbage`: `None` if nothing is known about it.
-pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Job> {
+/// What is to be done with the runs of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pick {
+    Merge(Job),
+    /// They are of the job's level from now on, as they are.
+    Move(Job),
+}
+
+impl Pick {
+    pub fn job(&self) -> &Job {
+        let (Pick::Merge(job) | Pick::Move(job)) = self;
+        job
+    }
+}
+
+/// What is due. `garbage`: `None` if nothing is known about it.
+pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Pick> {
+    if effort != Effort::All {
+        if let Some(job) = chain_to_move(runs, options.fan_in as usize) {
+            return Some(Pick::Move(job));
+        }
+    }
     let job = match effort {
         Effort::All => whole(runs),
         _ => full_level(runs, options.fan_in as usize)
@@ -59,7 +87,29 @@ pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, e
                 _ => None,
             }),
     };
-    keep_apart(runs, job?)
+    keep_apart(runs, job?).map(Pick::Merge)
+}
+
+/// A chain has so many times more runs than a level has, at most.
+const LONGEST_CHAIN: usize = 8;
+
+/// How many chains these runs of one level are; a run by itself is one, too.
+fn chains(runs: &[RunInfo]) -> usize {
+    runs.iter().enumerate().filter(|(at, run)| *at == 0 || !run.chained).count()
+}
+
+/// Whether these runs, and `more` beside, are too many for their level. In the first one each counts, for writers wait for it.
+fn too_many(runs: &[RunInfo], more: usize, fan_in: usize) -> bool {
+    let in_first = runs.first().is_some_and(|run| run.level == 0);
+    let count = if in_first { runs.len() } else { chains(runs) };
+    count + more >= fan_in || runs.len() + more >= fan_in.saturating_mul(LONGEST_CHAIN)
+}
+
+/// The first level, if it has as many runs as it may have, and they are one chain.
+fn chain_to_move(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
+    let first = runs.partition_point(|run| run.level == 0);
+    let chain = runs.get(..first)?;
+    (first >= fan_in && chains(chain) == 1).then_some(Job { runs: 0..first, level: 1 })
 }
 
 /// A run with a writer who has not ended is not merged with runs whose writers need never be asked about again: their rows
@@ -92,9 +142,12 @@ fn full_level(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
     while at < runs.len() {
         let level = runs.get(at)?.level;
         let end = at + runs.iter().skip(at).take_while(|r| r.level == level).count();
+        let level_runs = runs.get(at..end)?;
         match &mut job {
-            None if end - at >= fan_in => job = Some(Job { runs: at..end, level: level.saturating_add(1) }),
-            Some(found) if found.level == level && end - at + 1 >= fan_in => {
+            None if too_many(level_runs, 0, fan_in) => {
+                job = Some(Job { runs: at..end, level: level.saturating_add(1) })
+            }
+            Some(found) if found.level == level && too_many(level_runs, 1, fan_in) => {
                 *found = Job { runs: found.runs.start..end, level: level.saturating_add(1) };
             }
             Some(_) => break,
@@ -119,9 +172,16 @@ fn space(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effo
 /// While rows are being written, so many times more garbage is allowed.
 const WHILE_WRITING: u64 = 2;
 
-/// A run that consists of tombstones to a large part is merged with its older neighbour.
+/// The age at which a run is old, as a multiple of the fan-in: a full level has merged it long before, mostly.
+const OLD: u64 = 2;
+
+/// A run that consists of tombstones to a large part is merged with its older neighbour. So is one with a few that no merge has
+/// come by for long: what was deleted is not to stay for ever.
 fn tombstones(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
-    let at = runs.iter().position(|r| r.tombstones * 100 > r.rows * u64::from(options.tombstone_percent))?;
+    let many = |run: &RunInfo| run.tombstones * 100 > run.rows * u64::from(options.tombstone_percent);
+    let old = |run: &RunInfo| run.tombstones > 0 && run.age >= OLD * u64::from(options.fan_in);
+    let above = runs.len().saturating_sub(1);
+    let at = runs.iter().enumerate().position(|(at, run)| many(run) || (at < above && old(run)))?;
     let end = (at + 2).min(runs.len());
     let level = runs.get(end - 1)?.level;
     Some(Job { runs: at..end, level })
@@ -140,7 +200,7 @@ fn tidy(runs: &[RunInfo], ratio: u64) -> Option<Job> {
         let inputs = runs.get(..*count).unwrap_or_default();
         let sum: u64 = inputs.iter().map(|run| run.bytes).sum();
         let largest = inputs.iter().map(|run| run.bytes).max().unwrap_or(0);
-        sum <= most && largest <= ratio.saturating_mul(sum - largest)
+        sum <= most && largest <= ratio.saturating_mul(sum - largest) && chains(inputs) > 1
     };
     let count = (2..=runs.len()).rev().find(worth)?;
     let level = runs.get(count - 1)?.level;
@@ -152,7 +212,11 @@ mod tests {
     use super::*;
 
     fn run(level: u8, bytes: u64) -> RunInfo {
-        RunInfo { level, bytes, rows: bytes, tombstones: 0, finished: true }
+        RunInfo { level, bytes, rows: bytes, tombstones: 0, age: 0, finished: true, chained: false }
+    }
+
+    fn merge(runs: Range<usize>, level: u8) -> Option<Pick> {
+        Some(Pick::Merge(Job { runs, level }))
     }
 
     fn options() -> TreeOptions {
@@ -163,8 +227,42 @@ mod tests {
     fn a_full_level_becomes_one_run_of_the_next() {
         let mut runs = vec![run(0, 1); 4];
         runs.push(run(1, 100));
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 0..4, level: 1 }));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..4, 1));
         assert_eq!(pick(&runs[1..], None, &options(), Effort::AtRest), None);
+    }
+
+    #[test]
+    fn a_chain_moves_as_it_is() {
+        let chained = |level| RunInfo { chained: true, ..run(level, 1) };
+        let mut runs = vec![run(0, 1), chained(0), chained(0)];
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), None);
+        runs.push(chained(0));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
+        runs.push(run(1, 100));
+        assert_eq!(pick(&runs, None, &options(), Effort::Writing), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
+        assert_eq!(pick(&runs, None, &options(), Effort::All), merge(0..5, 1));
+        runs[2].chained = false;
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..4, 1));
+    }
+
+    #[test]
+    fn a_chain_counts_as_one_run_until_it_is_very_long() {
+        let options = TreeOptions { space_percent: 10_000, ..options() };
+        let chained = RunInfo { chained: true, ..run(1, 1) };
+        let mut runs = vec![run(1, 1)];
+        runs.extend([chained; 30]);
+        assert_eq!(pick(&runs, None, &options, Effort::AtRest), None);
+        assert_eq!(pick(&runs, None, &options, Effort::Tidy(4)), None);
+        runs.push(chained);
+        assert_eq!(pick(&runs, None, &options, Effort::AtRest), merge(0..32, 2));
+        let mut beside = runs.split_off(12);
+        beside[0].chained = false;
+        beside[5].chained = false;
+        runs.extend(beside);
+        runs.truncate(25);
+        assert_eq!(pick(&runs, None, &options, Effort::AtRest), None);
+        runs[3].chained = false;
+        assert_eq!(pick(&runs, None, &options, Effort::AtRest), merge(0..25, 2));
     }
 
     #[test]
@@ -172,13 +270,13 @@ mod tests {
         let mut runs = vec![run(0, 1); 4];
         runs.extend([run(1, 4); 3]);
         runs.push(run(2, 500));
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 0..7, level: 2 }));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..7, 2));
     }
 
     #[test]
     fn space_amplification_merges_everything() {
         let runs = [run(0, 90), run(1, 90), run(2, 50)];
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 0..3, level: 2 }));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..3, 2));
     }
 
     #[test]
@@ -187,14 +285,14 @@ mod tests {
         runs.push(run(1, 100));
         let pick = |runs: &[RunInfo], effort| pick(runs, None, &options(), effort);
         runs[0].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), Some(Job { runs: 1..4, level: 1 }));
-        assert_eq!(pick(&runs, Effort::All), Some(Job { runs: 1..5, level: 1 }));
+        assert_eq!(pick(&runs, Effort::AtRest), merge(1..4, 1));
+        assert_eq!(pick(&runs, Effort::All), merge(1..5, 1));
         runs[2].finished = false;
         assert_eq!(pick(&runs, Effort::AtRest), None);
         runs[1].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), Some(Job { runs: 0..3, level: 0 }));
+        assert_eq!(pick(&runs, Effort::AtRest), merge(0..3, 0));
         runs[3].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), Some(Job { runs: 0..4, level: 1 }));
+        assert_eq!(pick(&runs, Effort::AtRest), merge(0..4, 1));
     }
 
     #[test]
@@ -202,7 +300,7 @@ mod tests {
         let runs = [run(0, 90), run(1, 90), run(2, 50)];
         let pick = |dead, effort| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), effort);
         assert_eq!(pick(200, Effort::AtRest), None);
-        assert_eq!(pick(201, Effort::AtRest), Some(Job { runs: 0..3, level: 2 }));
+        assert_eq!(pick(201, Effort::AtRest), merge(0..3, 2));
         assert_eq!(pick(201, Effort::Writing), None);
     }
 
@@ -220,7 +318,7 @@ mod tests {
         let pick =
             |runs: &[RunInfo], effort| pick(runs, None, &TreeOptions { space_percent: 10_000, ..options }, effort);
         assert_eq!(pick(&loaded, Effort::AtRest), None);
-        assert_eq!(pick(&loaded, Effort::Tidy(4)), Some(Job { runs: 0..3, level: 1 }));
+        assert_eq!(pick(&loaded, Effort::Tidy(4)), merge(0..3, 1));
         assert_eq!(
             pick(&[run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy(4)),
             None,
@@ -228,10 +326,10 @@ mod tests {
         );
         assert_eq!(pick(&[run(0, MB), run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy(4)), None, "too little is new");
         let more = [run(0, MB), run(0, 2 * MB), run(1, 100 * MB), run(1, 128 * MB)];
-        assert_eq!(pick(&more, Effort::Tidy(4)), Some(Job { runs: 0..2, level: 0 }));
+        assert_eq!(pick(&more, Effort::Tidy(4)), merge(0..2, 0));
         let new = [run(0, 3 * MB), run(0, 15 * MB), run(1, 125 * MB), run(1, 125 * MB)];
         assert_eq!(pick(&new, Effort::Tidy(4)), None);
-        assert_eq!(pick(&new, Effort::Tidy(10)), Some(Job { runs: 0..3, level: 1 }));
+        assert_eq!(pick(&new, Effort::Tidy(10)), merge(0..3, 1));
         let large = [run(0, 600 * MB), run(1, 600 * MB), run(2, 9000 * MB)];
         assert_eq!(pick(&large, Effort::Tidy(4)), None, "it would take long");
     }
@@ -240,15 +338,26 @@ mod tests {
     fn tombstones_go_down() {
         let mut runs = vec![run(0, 10), run(1, 100), run(2, 1000)];
         runs[1].tombstones = 60;
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Job { runs: 1..3, level: 2 }));
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(1..3, 2));
         let alone = [RunInfo { tombstones: 60, ..run(2, 100) }];
-        assert_eq!(pick(&alone, None, &options(), Effort::AtRest), Some(Job { runs: 0..1, level: 2 }));
+        assert_eq!(pick(&alone, None, &options(), Effort::AtRest), merge(0..1, 2));
+    }
+
+    #[test]
+    fn old_tombstones_go_down() {
+        let mut runs = vec![run(0, 10), run(1, 100), run(2, 1000)];
+        (runs[1].tombstones, runs[1].age) = (1, 7);
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), None);
+        runs[1].age = 8;
+        assert_eq!(pick(&runs, None, &options(), Effort::Writing), merge(1..3, 2));
+        (runs[1].tombstones, runs[2].tombstones, runs[2].age) = (0, 1, 1000);
+        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), None, "nothing is below it");
     }
 
     #[test]
     fn force_leaves_a_single_clean_run_alone() {
         assert_eq!(pick(&[run(2, 10)], None, &options(), Effort::All), None);
         assert_eq!(pick(&[], None, &options(), Effort::All), None);
-        assert_eq!(pick(&[run(0, 1), run(2, 10)], None, &options(), Effort::All), Some(Job { runs: 0..2, level: 2 }));
+        assert_eq!(pick(&[run(0, 1), run(2, 10)], None, &options(), Effort::All), merge(0..2, 2));
     }
 }

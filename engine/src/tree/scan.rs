@@ -18,13 +18,13 @@ use std::ops::Bound;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Keys after which a guided scan goes over to merging, for each run: by then it has visited about as many pages.
+/// Keys after which a guided scan goes over to merging, for each chain of runs: by then it has visited about as many pages.
 const GUIDED_KEYS_A_RUN: usize = 4;
 /// The least and the most of them.
 const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) };
 /// Keys from which on a merge of several sources looks ahead: a short scan would look at more of the pages than it needs.
 const AHEAD_FROM: u32 = if cfg!(test) { 2 } else { 16 };
-/// Runs from which on guiding pays.
+/// Chains of runs from which on guiding pays.
 const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 6 };
 
 /// How a scan finds its next key.
@@ -468,7 +468,7 @@ impl<H: Host> Cursor<H> {
 
     fn guided_keys(&self) -> u32 {
         let (least, most) = GUIDED_KEYS;
-        (self.view.runs.len() * GUIDED_KEYS_A_RUN).clamp(least, most) as u32
+        (self.view.chains * GUIDED_KEYS_A_RUN).clamp(least, most) as u32
     }
 
     /// Sees to it that the scan has a way to go on. False: it has come to an end.
@@ -488,7 +488,7 @@ impl<H: Host> Cursor<H> {
             _ => Vec::new(),
         };
         let from = self.from();
-        let guided = self.keys < self.guided_keys() && self.view.runs.len() >= GUIDED_RUNS && self.run.is_none();
+        let guided = self.keys < self.guided_keys() && self.view.chains >= GUIDED_RUNS && self.run.is_none();
         if let Some(guide) = guided.then(|| Guide::begin(tree, &self.view, from, self.direction)).transpose()?.flatten()
         {
             tree.shared.counters.guided_scans.fetch_add(1, Relaxed);
@@ -527,6 +527,7 @@ fn next_merged<H: Host>(
     if !within(next) {
         return Ok(Step::End);
     }
+    sources.open_top(tree, view)?;
     let tombstone = loop {
         match sources.with_head(view, |head, hint| (choose(head, hint), head.flags.is_tombstone())) {
             Some((Verdict::Take, tombstone)) => break tombstone,

@@ -142,6 +142,8 @@ pub struct Counters {
     pub flushed_pages: AtomicU64,
     pub compactions: AtomicU64,
     pub compacted_pages: AtomicU64,
+    /// Runs that came to another level as they are.
+    pub runs_moved: AtomicU64,
     /// Values that merges left out because a newer run outside of them holds a version that everybody sees.
     pub stale_dropped: AtomicU64,
     pub stalls: AtomicU64,

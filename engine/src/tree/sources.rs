@@ -3,12 +3,15 @@
 //! A source stands on one row version at a time: a memtable or a run. The sources are numbered by age, newest first, so
 //! that among versions of one key the order of the sources is the order of the row ids (I2). A heap over the sources'
 //! current keys yields the next one in the scan's direction; with equal keys the newest source comes first.
+//!
+//! A run that begins beyond where the scan is *waits*: its first key is known without a look at its pages, and it is opened when that
+//! key is on top ([`Sources::open_top`]). So of runs whose keys follow each other a scan reads those that it comes to.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::memtable::{NodeId, NodeRef};
 use crate::mutation::{on, Mutation::I15BackwardOldest};
-use crate::run::{Run, RunCursor};
+use crate::run::{Run, RunCursor, RunShape};
 use crate::tree::ahead::Lane;
 use crate::tree::read::Pages;
 use crate::tree::version::{Generation, SuperVersion};
@@ -23,8 +26,11 @@ pub(super) enum Source<H: Host> {
     /// In the memtable of this place among `SuperVersion::memtables`.
     Memtable { at: usize, node: Option<NodeId> },
     /// In the run of this place among `SuperVersion::runs`.
-    Run { at: usize, cursor: Box<RunCursor<H::Held>> },
+    Run { at: usize, cursor: Box<RunCursor<H::Held>>, waits: Waits },
 }
+
+/// A run that waits stands before its first key in this direction.
+type Waits = Option<Direction>;
 
 /// A source that is not at its end, in the heap.
 #[derive(Clone, Copy)]
@@ -55,7 +61,7 @@ impl<H: Host> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
         let tables = (0..count).map(|at| Source::Memtable { at, node: None });
         let words = Words::of_runs(view, runs.clone());
-        let cursors = runs.map(|at| Source::Run { at, cursor: Box::default() });
+        let cursors = runs.map(|at| Source::Run { at, cursor: Box::default(), waits: None });
         let sources = tables.chain(cursors).collect();
         Sources { sources, heap: Vec::new(), words, lanes: Vec::new(), direction, left: Vec::new() }
     }
@@ -63,7 +69,7 @@ impl<H: Host> Sources<H> {
     /// Takes over cursors on the runs, in their order: what is looked for is on the pages that they have at hand, mostly.
     pub fn adopt(&mut self, mut cursors: Vec<Option<Box<RunCursor<H::Held>>>>) {
         for source in &mut self.sources {
-            if let Source::Run { at, cursor } = source {
+            if let Source::Run { at, cursor, .. } = source {
                 if let Some(Some(near)) = cursors.get_mut(*at).map(Option::take) {
                     *cursor = near;
                 }
@@ -71,7 +77,7 @@ impl<H: Host> Sources<H> {
         }
     }
 
-    /// Puts every source on its first key at or beyond `from`, in the direction given.
+    /// Puts every source on its first key at or beyond `from`, in the direction given. The top is to be opened before it is looked at.
     pub fn seek(
         &mut self,
         tree: &Tree<'_, H>,
@@ -91,6 +97,15 @@ impl<H: Host> Sources<H> {
             self.sift(view, at);
         }
         Ok(())
+    }
+
+    /// Sees to it that the version on top is at hand. After an error it may be called again.
+    #[inline]
+    pub fn open_top(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<()> {
+        match self.heap.first().and_then(|top| self.sources.get_mut(top.source)) {
+            Some(top) => top.open(tree, view),
+            None => Ok(()),
+        }
     }
 
     fn top(&self) -> Option<&Source<H>> {
@@ -119,7 +134,7 @@ impl<H: Host> Sources<H> {
                 let node = node_at(memtable(view, *at)?, (*node)?);
                 Some(see(&node.head(), &Hint::of_node(&node)))
             }
-            Source::Run { at, cursor } => Some(see(&cursor.row().head, &Hint::of_run(view.runs.get(*at)?))),
+            Source::Run { at, cursor, .. } => Some(see(&cursor.row().head, &Hint::of_run(view.runs.get(*at)?))),
         }
     }
 
@@ -147,9 +162,10 @@ impl<H: Host> Sources<H> {
         }
     }
 
-    /// The key at which [`Sources::older`] or [`Sources::leave_key`] has just failed.
+    /// The key at which [`Sources::older`], [`Sources::leave_key`] or [`Sources::open_top`] has just failed.
     pub fn key_failed(&self, view: &SuperVersion) -> Option<Vec<u8>> {
         match self.top()? {
+            waiting @ Source::Run { waits: Some(_), .. } => waiting.key(view).map(<[u8]>::to_vec),
             // On the way back a cursor passes the older versions of the key before, and may fail there.
             _ if self.direction == Direction::Backward && !self.left.is_empty() => Some(self.left.clone()),
             Source::Run { cursor, .. } => Some(cursor.key().to_vec()),
@@ -160,10 +176,15 @@ impl<H: Host> Sources<H> {
     /// On to the next older version of the key on top. False: the next key came.
     pub fn older(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
         self.left.clear();
-        match self.heap.first().and_then(|top| self.sources.get_mut(top.source)) {
-            Some(top) => Ok(top.older(tree, view)? || self.next_source(tree, view)?),
-            None => Ok(false),
+        let Some(top) = self.heap.first().and_then(|top| self.sources.get_mut(top.source)) else { return Ok(false) };
+        if top.older(tree, view)? {
+            return Ok(true);
         }
+        let more = self.next_source(tree, view)?;
+        if more {
+            self.open_top(tree, view)?;
+        }
+        Ok(more)
     }
 
     /// Past every version of the key on top.
@@ -251,12 +272,46 @@ fn node_at(generation: &Generation, id: NodeId) -> NodeRef<'_> {
     unsafe { generation.table.resume(id) }
 }
 
+/// Where the keys of a run are, seen from where a scan begins.
+enum Side {
+    /// All of them are yet to come.
+    Beyond,
+    Around,
+    /// The scan will meet none of them.
+    Behind,
+}
+
+fn side(shape: &RunShape, from: Bound<&[u8]>, direction: Direction) -> Side {
+    let (Bound::Included(key) | Bound::Excluded(key)) = from else { return Side::Beyond };
+    let (first, last) = match direction {
+        Direction::Forward => (shape.min_key.as_slice().cmp(key), shape.max_key.as_slice().cmp(key)),
+        Direction::Backward => (key.cmp(&shape.max_key), key.cmp(&shape.min_key)),
+    };
+    let included = matches!(from, Bound::Included(_));
+    match (first, last) {
+        (Ordering::Greater, _) => Side::Beyond,
+        (Ordering::Equal, _) if included => Side::Beyond,
+        (_, Ordering::Less) => Side::Behind,
+        (_, Ordering::Equal) if !included => Side::Behind,
+        _ => Side::Around,
+    }
+}
+
+/// The key of a run that a scan in this direction comes to first.
+fn first_key(shape: &RunShape, direction: Direction) -> &[u8] {
+    match direction {
+        Direction::Forward => &shape.min_key,
+        Direction::Backward => &shape.max_key,
+    }
+}
+
 impl<H: Host> Source<H> {
     /// The key it stands on; `None`: it is at its end.
     #[inline]
     pub(super) fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {
         match self {
             Source::Memtable { at, node } => Some(node_at(memtable(view, *at)?, (*node)?).key()),
+            Source::Run { at, waits: Some(direction), .. } => Some(first_key(&view.runs.get(*at)?.shape, *direction)),
             Source::Run { cursor, .. } => cursor.valid().then(|| cursor.key()),
         }
     }
@@ -282,28 +337,58 @@ impl<H: Host> Source<H> {
                 };
                 *node = found.map(|n| n.id());
             }
-            Source::Run { at, cursor } => {
+            Source::Run { at, cursor, waits } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(()) };
+                *waits = None;
+                match side(&desc.shape, from, direction) {
+                    Side::Beyond => {
+                        cursor.reset();
+                        *waits = Some(direction);
+                        return Ok(());
+                    }
+                    Side::Behind => {
+                        cursor.reset();
+                        return Ok(());
+                    }
+                    Side::Around => {}
+                }
                 let run = Run::new(&desc.shape, &desc.extents);
                 let pages = Pages(&tree.host);
                 match (direction, from) {
-                    (Direction::Forward, Bound::Unbounded) => cursor.first(&run, &pages)?,
                     (Direction::Forward, Bound::Included(key)) => cursor.seek(&run, &pages, key)?,
                     (Direction::Forward, Bound::Excluded(key)) => {
                         cursor.seek(&run, &pages, key)? && (cursor.key() != key || cursor.next_key(&run, &pages)?)
                     }
-                    (Direction::Backward, Bound::Unbounded) => cursor.last(&run, &pages)?,
                     (Direction::Backward, Bound::Included(key)) => cursor.seek_for_prev(&run, &pages, key)?,
                     (Direction::Backward, Bound::Excluded(key)) => cursor.seek_last_before(&run, &pages, key)?,
+                    (_, Bound::Unbounded) => false,
                 };
             }
         }
         Ok(())
     }
 
+    /// Reads the first row of a run that waits.
+    #[inline]
+    fn open(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<()> {
+        let Source::Run { at, cursor, waits } = self else { return Ok(()) };
+        let (Some(direction), Some(desc)) = (*waits, view.runs.get(*at)) else { return Ok(()) };
+        let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
+        match direction {
+            Direction::Forward => cursor.first(&run, &pages)?,
+            Direction::Backward => cursor.last(&run, &pages)?,
+        };
+        if cursor.key() != first_key(&desc.shape, direction) {
+            return Err(Error::structure(format!("run {} does not begin or end with the key that it names", desc.id)));
+        }
+        *waits = None;
+        Ok(())
+    }
+
     /// To the newest version of the next key.
     #[inline]
     fn advance(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, direction: Direction) -> Result<()> {
+        self.open(tree, view)?;
         match self {
             Source::Memtable { at, node } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(()) };
@@ -321,7 +406,7 @@ impl<H: Host> Source<H> {
                 };
                 *node = next.map(|n| n.id());
             }
-            Source::Run { at, cursor } => {
+            Source::Run { at, cursor, .. } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(()) };
                 let run = Run::new(&desc.shape, &desc.extents);
                 match direction {
@@ -344,7 +429,7 @@ impl<H: Host> Source<H> {
                 }
                 Ok(older.is_some())
             }
-            Source::Run { at, cursor } => {
+            Source::Run { at, cursor, .. } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(false) };
                 cursor.older(&Run::new(&desc.shape, &desc.extents), &Pages(&tree.host))
             }

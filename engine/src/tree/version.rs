@@ -13,6 +13,7 @@ use crate::manifest::RunDesc;
 use crate::memtable::Memtable;
 use crate::mutation::{on, Mutation::*};
 use crate::run_map::RunMap;
+use crate::tree::chain;
 use crate::tree::shared::Owner;
 use crate::types::{Extent, L0Id};
 use std::ops::Deref;
@@ -36,6 +37,8 @@ pub struct SuperVersion {
     pub runs: Vec<Arc<RunDesc>>,
     /// Intervals of the runs, oldest first (I1).
     pub map: RunMap,
+    /// In so many runs at once a scan has to stand, at most.
+    pub chains: usize,
     /// The newest generation that is not in a memtable any more.
     pub flushed: L0Id,
     /// Runs that begin below this are not (yet, or any more) indexed in full.
@@ -60,7 +63,8 @@ impl SuperVersion {
         let runs = close_gaps(runs);
         let intervals: Vec<(L0Id, L0Id)> = runs.iter().rev().map(|r| (r.first_l0, r.last_l0)).collect();
         let map = RunMap::build(&intervals)?;
-        Ok(SuperVersion { number, active, frozen, runs, map, flushed, indexed_from, pins: AtomicU32::new(0) })
+        let chains = chain::count(runs.iter().map(|run| &**run));
+        Ok(SuperVersion { number, active, frozen, runs, map, chains, flushed, indexed_from, pins: AtomicU32::new(0) })
     }
 
     /// Its parts, for making the next one. To be called in the shared heap's scope.

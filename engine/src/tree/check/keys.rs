@@ -39,6 +39,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
         while let Some(next) = sources.key(view) {
             key.clear();
             key.extend_from_slice(next);
+            sources.open_top(tree, view)?;
             // The newest run with the key, and whether its newest version there is a tombstone.
             let (mut newest, mut above) = (None, None);
             loop {
