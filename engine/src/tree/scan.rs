@@ -503,6 +503,7 @@ impl<H: Host> Cursor<H> {
             tree.host.saw(Saw::Run, runs.len() as u64);
             let mut sources = Box::new(Sources::new(&self.view, true, runs, self.direction));
             sources.unique = self.run.is_some();
+            sources.scan_of = Some(tree.shared.storage_id);
             sources.words.narrow(&self.lower, &self.upper);
             sources.adopt(near);
             sources.seek(tree, &self.view, from, self.direction)?;
