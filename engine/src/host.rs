@@ -44,8 +44,8 @@ pub trait Host: Sized + 'static {
     fn read_page(&self, page: PageNo) -> Result<Self::Page>;
     /// Makes a page one that may be kept; `spare` is one that is kept no longer. (Where pins must not outlive a call: a copy.)
     fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
-    /// This page will be read soon.
-    fn prefetch(&self, _page: PageNo) {}
+    /// These pages, side by side, will be read soon. A hint.
+    fn prefetch(&self, _first: PageNo, _pages: u32) {}
     /// Whether the page's bytes are whole, as far as the host can tell: a bad page is an error, and no more than that
     /// (for a check, which goes on).
     fn verify_page(&self, page: PageNo) -> Result<()> {

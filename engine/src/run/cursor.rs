@@ -5,6 +5,7 @@
 //! looks at the page it is on first, then at the fence page it came by, and only then goes down from the root: so a guided
 //! scan that always asks for a key close by reads each page once.
 
+use super::ahead::Ahead;
 use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES};
 use super::fence::Fence;
 use super::reader::check_level;
@@ -31,6 +32,8 @@ pub struct RunCursor<P> {
     /// How often it went down from the root. The first time the fence page is not kept: there may be no other.
     descents: u32,
     ahead: Ahead,
+    /// The page that [`RunCursor::approach`] has found, for the seek that follows.
+    approached: Option<u32>,
 }
 
 impl<P> Default for RunCursor<P> {
@@ -48,21 +51,10 @@ impl<P> Default for RunCursor<P> {
             fence: None,
             descents: 0,
             ahead: Ahead::default(),
+            approached: None,
         }
     }
 }
-
-/// Reading ahead: pages that were entered from their neighbour in a row, and those that were asked for beforehand.
-#[derive(Clone, Copy, Default)]
-struct Ahead {
-    backward: bool,
-    streak: u32,
-    /// The last page asked for.
-    until: u32,
-}
-
-/// Most pages to ask for beforehand.
-const MAX_AHEAD: u32 = 16;
 
 /// The data page whose image is at hand.
 #[derive(Clone, Copy)]
@@ -121,7 +113,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     pub fn reset(&mut self) {
         self.page = None;
         self.fence = None;
-        self.ahead = Ahead::default();
+        self.approached = None;
         self.valid = false;
     }
 
@@ -130,7 +122,6 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         if run.shape.rows == 0 {
             return self.leave();
         }
-        self.ahead = Ahead::default();
         self.load(run, source, 0)?;
         self.stand(0)
     }
@@ -138,7 +129,6 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     /// To the newest version of the last key.
     pub fn last<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         let Some(index) = run.shape.data_pages.checked_sub(1) else { return self.leave() };
-        self.ahead = Ahead::default();
         self.load(run, source, index)?;
         self.stand_last()?;
         self.back_to_newest(run, source)
@@ -333,47 +323,44 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         if next >= run.shape.data_pages {
             return self.leave();
         }
-        self.load(run, source, next)?;
-        self.read_ahead(run, source, next, false)?;
+        self.enter(run, source, next, false)?;
         self.stand(0)
     }
 
     fn prev_page<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
         let Some(before) = index.checked_sub(1) else { return self.leave() };
-        self.load(run, source, before)?;
-        self.read_ahead(run, source, before, true)?;
+        self.enter(run, source, before, true)?;
         self.stand_last()
     }
 
-    /// Asks for pages beyond `entered`, the more the longer the walk has gone on this way.
-    fn read_ahead<S: PageSource<Held = P>>(
+    /// Where a walk with [`RunCursor::seek`] (forwards) or its like (backwards) from `key` begins: asks for that page, and for `more`,
+    /// which the walk is expected to go on to. The seek is to follow next.
+    pub fn approach<S: PageSource<Held = P>>(
         &mut self,
         run: &Run<'_>,
         source: &S,
-        entered: u32,
+        key: &[u8],
         backward: bool,
+        more: u32,
     ) -> Result<()> {
-        let mut ahead = self.ahead;
-        if ahead.streak == 0 || ahead.backward != backward {
-            ahead = Ahead { backward, streak: 0, until: entered };
+        if run.shape.data_pages == 0 || self.on_this_page(run, key)?.is_some() {
+            return Ok(());
         }
-        ahead.streak += 1;
-        let distance = MAX_AHEAD.min(ahead.streak);
-        if backward {
-            let until = entered.saturating_sub(distance);
-            for index in (until..ahead.until.min(entered)).rev() {
-                source.prefetch(run.locate(index)?.0);
-            }
-            ahead.until = ahead.until.min(until);
-        } else {
-            let until = entered.saturating_add(distance).min(run.shape.data_pages - 1);
-            for index in ahead.until.max(entered) + 1..=until {
-                source.prefetch(run.locate(index)?.0);
-            }
-            ahead.until = ahead.until.max(until);
-        }
-        self.ahead = ahead;
+        let index = self.page_of(run, source, key)?;
+        self.approached = Some(index);
+        run.prefetch(source, self.ahead.begin(index, backward, run.shape.data_pages, more));
         Ok(())
+    }
+
+    /// Pages that this cursor entered from their neighbour, ever.
+    pub fn walked(&self) -> u32 {
+        self.ahead.walked
+    }
+
+    /// Comes to a page from its neighbour.
+    fn enter<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32, backward: bool) -> Result<()> {
+        run.prefetch(source, self.ahead.enter(index, backward, run.shape.data_pages));
+        self.load(run, source, index)
     }
 
     fn stand_last(&mut self) -> Result<bool> {
@@ -434,20 +421,28 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     fn lower_bound<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<usize> {
         self.valid = false;
         if let Some(slot) = self.on_this_page(run, key)? {
+            self.approached = None;
             return Ok(slot);
         }
-        let index = match self.by_known_fence(run, key)? {
-            Some(index) => index,
-            None => self.descend(run, source, key)?,
-        };
         let from = self.page.map(|page| page.index);
-        self.load(run, source, index)?;
-        if from.is_some_and(|from| from.checked_add(1) == Some(index)) {
-            self.read_ahead(run, source, index, false)?;
-        } else if from != Some(index) {
-            self.ahead = Ahead::default();
+        match self.approached.take() {
+            Some(index) => self.load(run, source, index)?,
+            None => match self.page_of(run, source, key)? {
+                index if from.is_some_and(|from| from.checked_add(1) == Some(index)) => {
+                    self.enter(run, source, index, false)?;
+                }
+                index => self.load(run, source, index)?,
+            },
         }
         self.loaded()?.layout.search(self.image(), key)
+    }
+
+    /// The page where the first version not below `key` is, or at whose end it would be.
+    fn page_of<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, key: &[u8]) -> Result<u32> {
+        match self.by_known_fence(run, key)? {
+            Some(index) => Ok(index),
+            None => self.descend(run, source, key),
+        }
     }
 
     /// The slot of the lower bound, if the page at hand surely has it.

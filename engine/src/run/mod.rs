@@ -5,11 +5,12 @@
 //! ```
 //!
 //! [`writer`] makes a run of row versions that come in order (what it needs at the end is kept `aside`), [`reader`] answers
-//! from it, [`cursor`] walks over it, [`check`] looks whether all of it is sound. Each
+//! from it, [`cursor`] walks over it (and asks `ahead` for pages), [`check`] looks whether all of it is sound. Each
 //! kind of page has its own file, which describes its bytes: [`data`] (packed by `pack`), [`keys`], [`directory`],
 //! [`crate::filter`], [`fence`], [`footer`]. Pages of a run are numbered from 0; where they stand is the extents' affair
 //! ([`locate`]). Decoders check everything they read: whatever the bytes are, the outcome is an answer or an error.
 
+mod ahead;
 pub(crate) mod aside;
 mod bytes;
 pub mod check;
@@ -52,8 +53,8 @@ pub trait PageSource {
     fn page(&self, no: PageNo) -> Result<Self::Page>;
     /// Makes a page one that may be kept; `spare` is one that is kept no longer.
     fn hold(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
-    /// This page will be read soon.
-    fn prefetch(&self, _no: PageNo) {}
+    /// These pages, side by side, will be read soon.
+    fn prefetch(&self, _first: PageNo, _pages: u32) {}
 }
 
 impl<S: PageSource> PageSource for &S {
@@ -65,8 +66,8 @@ impl<S: PageSource> PageSource for &S {
     fn hold(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held {
         (**self).hold(page, spare)
     }
-    fn prefetch(&self, no: PageNo) {
-        (**self).prefetch(no);
+    fn prefetch(&self, first: PageNo, pages: u32) {
+        (**self).prefetch(first, pages);
     }
 }
 
@@ -84,10 +85,23 @@ pub trait PageSink {
 /// Where page `index` of a run stands that has these extents.
 #[inline]
 pub fn locate(extents: &[Extent], index: u32) -> Option<(PageNo, ExtentSeq)> {
+    let (extent, within) = extent_of(extents, index)?;
+    Some((PageNo(extent.start.0.checked_add(within)?), extent.seq))
+}
+
+/// Where page `index` stands, and how many of the run's pages stand side by side from there on.
+fn stretch(extents: &[Extent], index: u32) -> Option<(PageNo, u32)> {
+    let (extent, within) = extent_of(extents, index)?;
+    Some((PageNo(extent.start.0.checked_add(within)?), extent.pages - within))
+}
+
+/// The extent that has page `index`, and the page's place in it.
+#[inline]
+fn extent_of(extents: &[Extent], index: u32) -> Option<(&Extent, u32)> {
     let mut rest = index;
     for extent in extents {
         if rest < extent.pages {
-            return Some((PageNo(extent.start.0.checked_add(rest)?), extent.seq));
+            return Some((extent, rest));
         }
         rest -= extent.pages;
     }

@@ -6,7 +6,7 @@
 use super::data::{Layout, COMPRESSED, CONTINUED, CONTINUES};
 use super::directory::Directory;
 use super::fence::Fence;
-use super::{keys, locate, pack, Footer, PageSource, RunShape};
+use super::{keys, locate, pack, stretch, Footer, PageSource, RunShape};
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::page::{PageBuf, PageKind, CONTENT};
@@ -42,6 +42,16 @@ impl<'a> Run<'a> {
     pub(super) fn locate(&self, index: u32) -> Result<(PageNo, ExtentSeq)> {
         locate(self.extents, index)
             .ok_or_else(|| Error::structure(format!("page {index} of a run is outside its extents")))
+    }
+
+    /// Asks for these pages of the run beforehand.
+    pub(super) fn prefetch<S: PageSource>(&self, source: &S, pages: std::ops::Range<u32>) {
+        let mut index = pages.start;
+        while let Some((first, there)) = stretch(self.extents, index).filter(|_| index < pages.end) {
+            let count = there.min(pages.end - index);
+            source.prefetch(first, count);
+            index += count;
+        }
     }
 
     /// Reads page `index` of the run.

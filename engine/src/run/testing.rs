@@ -98,8 +98,8 @@ impl PageSource for Pages {
         page.copy(spare)
     }
 
-    fn prefetch(&self, no: PageNo) {
-        self.prefetched.borrow_mut().push(no);
+    fn prefetch(&self, first: PageNo, pages: u32) {
+        self.prefetched.borrow_mut().extend((first.0..first.0 + pages).map(PageNo));
     }
 }
 

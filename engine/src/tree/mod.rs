@@ -11,6 +11,7 @@
 //! | `stale` | values that a merge drops early, for the key index knows a newer version |
 //! | `sources`, `guide` | the two ways of a scan |
 //! | `ahead`, `words` | which rows of a merge come next; eight bytes by which it compares keys |
+//! | `reach` | how far scans go, and what they ask for beforehand |
 //! | `barren` | where scans begin and nothing lives |
 //! | `sink` | pages at the end of the store move down, so that the end can be given back |
 //! | `ledger` | extents and flips: how the manifest changes |
@@ -39,6 +40,7 @@ mod load;
 #[cfg(test)]
 mod model;
 mod pick;
+mod reach;
 mod read;
 mod retention;
 mod scan;

@@ -40,8 +40,8 @@ impl<H: Host> PageSource for Pages<'_, H> {
         self.0.hold_page(page, spare)
     }
 
-    fn prefetch(&self, no: PageNo) {
-        self.0.prefetch(no);
+    fn prefetch(&self, first: PageNo, pages: u32) {
+        self.0.prefetch(first, pages);
     }
 }
 

@@ -13,6 +13,7 @@ use crate::memtable::{NodeId, NodeRef};
 use crate::mutation::{on, Mutation::I15BackwardOldest};
 use crate::run::{Run, RunCursor, RunShape};
 use crate::tree::ahead::Lane;
+use crate::tree::reach;
 use crate::tree::read::Pages;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::words::Words;
@@ -51,6 +52,8 @@ pub(super) struct Sources<H: Host> {
     /// For [`super::ahead`]: one for each source, or none yet.
     pub(super) lanes: Vec<Lane>,
     direction: Direction,
+    /// The table, if this is a scan: by [`reach`] it asks for pages when it begins.
+    pub(super) scan_of: Option<u64>,
     /// The key that is being left, if other sources may have it, or this is a walk backwards.
     left: Vec<u8>,
 }
@@ -63,7 +66,8 @@ impl<H: Host> Sources<H> {
         let words = Words::of_runs(view, runs.clone());
         let cursors = runs.map(|at| Source::Run { at, cursor: Box::default(), waits: None });
         let sources = tables.chain(cursors).collect();
-        Sources { sources, heap: Vec::new(), words, lanes: Vec::new(), direction, left: Vec::new() }
+        let (heap, lanes, left) = Default::default();
+        Sources { sources, heap, words, lanes, direction, scan_of: None, left }
     }
 
     /// Takes over cursors on the runs, in their order: what is looked for is on the pages that they have at hand, mostly.
@@ -87,6 +91,7 @@ impl<H: Host> Sources<H> {
     ) -> Result<()> {
         self.direction = direction;
         self.heap.clear();
+        self.approach(tree, view, from)?;
         for (at, source) in self.sources.iter_mut().enumerate() {
             source.seek(tree, view, from, direction)?;
             if let Some(key) = source.key(view) {
@@ -106,6 +111,26 @@ impl<H: Host> Sources<H> {
             Some(top) => top.open(tree, view),
             None => Ok(()),
         }
+    }
+
+    /// Asks for the pages where a scan begins in its runs, and for those that it will go on to, before it waits for the first.
+    fn approach(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, from: Bound<&[u8]>) -> Result<()> {
+        let (Some(table), Bound::Included(key) | Bound::Excluded(key)) = (self.scan_of, from) else { return Ok(()) };
+        let direction = self.direction;
+        let around =
+            |at: usize| view.runs.get(at).filter(|desc| matches!(side(&desc.shape, from, direction), Side::Around));
+        let runs = || self.sources.iter().filter_map(Source::run).filter_map(around);
+        let (whole, several) = (runs().map(|desc| desc.shape.rows).sum(), runs().nth(1).is_some());
+        for source in &mut self.sources {
+            let Source::Run { at, cursor, .. } = source else { continue };
+            let Some(desc) = around(*at) else { continue };
+            let more = reach::expected(table, desc.shape.rows, whole);
+            if several || more > 0 {
+                let (run, backward) = (Run::new(&desc.shape, &desc.extents), direction == Direction::Backward);
+                cursor.approach(&run, &Pages(&tree.host), key, backward, more)?;
+            }
+        }
+        Ok(())
     }
 
     fn top(&self) -> Option<&Source<H>> {
@@ -260,6 +285,15 @@ impl<H: Host> Sources<H> {
     }
 }
 
+impl<H: Host> Drop for Sources<H> {
+    fn drop(&mut self) {
+        if let Some(table) = self.scan_of {
+            let walked = |source: &Source<H>| if let Source::Run { cursor, .. } = source { cursor.walked() } else { 0 };
+            reach::note(table, self.sources.iter().map(walked).fold(0, u32::saturating_add));
+        }
+    }
+}
+
 fn memtable(view: &SuperVersion, at: usize) -> Option<&Generation> {
     match at {
         0 => Some(&view.active),
@@ -306,6 +340,14 @@ fn first_key(shape: &RunShape, direction: Direction) -> &[u8] {
 }
 
 impl<H: Host> Source<H> {
+    /// Place of the run, if it is one.
+    fn run(&self) -> Option<usize> {
+        match self {
+            Source::Run { at, .. } => Some(*at),
+            Source::Memtable { .. } => None,
+        }
+    }
+
     /// The key it stands on; `None`: it is at its end.
     #[inline]
     pub(super) fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {

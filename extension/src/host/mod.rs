@@ -6,6 +6,7 @@
 //! | [`registry`] | the tables that are in memory |
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
 //! | [`pins`] | pages that scans keep between calls |
+//! | [`read_ahead`] | asking the kernel for pages that a scan will come to |
 //! | [`whereabouts`] | which buffer held a page last |
 //! | [`log`], [`log_reader`] | the row log: log pages in the main fork; written, and read |
 //! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
@@ -39,6 +40,7 @@ pub mod pages;
 pub mod pins;
 pub mod process_local;
 pub mod progress;
+mod read_ahead;
 pub mod readers;
 pub mod redo;
 pub mod registry;
@@ -150,6 +152,10 @@ impl Host for PgHost {
     #[inline]
     fn hold_page(&self, page: pages::Page, spare: Option<pins::HeldPage>) -> pins::HeldPage {
         pins::HeldPage::keep(page, spare)
+    }
+
+    fn prefetch(&self, first: PageNo, pages: u32) {
+        self.ask_for(first, pages);
     }
 
     fn verify_page(&self, page: PageNo) -> Result<()> {

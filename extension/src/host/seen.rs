@@ -21,6 +21,7 @@ const KINDS: usize = Saw::MergedScan as usize + 1;
 /// One process is one thread, and each has its own; the atomics are for the language.
 static SEEN: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];
 static PAGES: AtomicU64 = AtomicU64::new(0);
+static ASKED: AtomicU64 = AtomicU64::new(0);
 
 #[inline]
 pub fn add(what: Saw, times: u64) {
@@ -34,16 +35,24 @@ pub fn page() {
     PAGES.store(PAGES.load(Relaxed) + 1, Relaxed);
 }
 
+/// The kernel was asked for so many pages beforehand.
+pub fn asked(pages: u32) {
+    ASKED.store(ASKED.load(Relaxed) + u64::from(pages), Relaxed);
+}
+
 /// All counts at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     counts: [u64; KINDS],
     pub pages: u64,
+    /// Of pages, those that the kernel was asked for beforehand.
+    pub asked: u64,
 }
 
 impl Seen {
     pub fn now() -> Seen {
-        Seen { counts: std::array::from_fn(|i| SEEN[i].load(Relaxed)), pages: PAGES.load(Relaxed) }
+        let counts = std::array::from_fn(|i| SEEN[i].load(Relaxed));
+        Seen { counts, pages: PAGES.load(Relaxed), asked: ASKED.load(Relaxed) }
     }
 
     /// What this process's parallel workers have seen: those that are done.
@@ -54,13 +63,13 @@ impl Seen {
 
     pub fn and(&self, other: &Seen) -> Seen {
         let counts = std::array::from_fn(|i| self.counts[i] + other.counts[i]);
-        Seen { counts, pages: self.pages + other.pages }
+        Seen { counts, pages: self.pages + other.pages, asked: self.asked + other.asked }
     }
 
     /// What has come since `before`.
     pub fn since(&self, before: &Seen) -> Seen {
         let counts = std::array::from_fn(|i| self.counts[i] - before.counts[i]);
-        Seen { counts, pages: self.pages - before.pages }
+        Seen { counts, pages: self.pages - before.pages, asked: self.asked - before.asked }
     }
 
     pub fn of(&self, what: Saw) -> u64 {
@@ -78,6 +87,7 @@ impl Seen {
 pub struct OfWorkers {
     counts: [AtomicU64; KINDS],
     pages: AtomicU64,
+    asked: AtomicU64,
 }
 
 impl OfWorkers {
@@ -87,10 +97,12 @@ impl OfWorkers {
             sum.fetch_add(count, Relaxed);
         }
         self.pages.fetch_add(seen.pages, Relaxed);
+        self.asked.fetch_add(seen.asked, Relaxed);
     }
 
     fn seen(&self) -> Seen {
-        Seen { counts: std::array::from_fn(|i| self.counts[i].load(Relaxed)), pages: self.pages.load(Relaxed) }
+        let counts = std::array::from_fn(|i| self.counts[i].load(Relaxed));
+        Seen { counts, pages: self.pages.load(Relaxed), asked: self.asked.load(Relaxed) }
     }
 }
 
@@ -136,14 +148,14 @@ mod tests {
     #[test]
     fn a_leader_sees_the_sum_of_its_workers_reports() {
         let entry = OfWorkers::default();
-        let report = Seen { counts: std::array::from_fn(|i| i as u64), pages: 7 };
+        let report = Seen { counts: std::array::from_fn(|i| i as u64), pages: 7, asked: 3 };
         entry.add(&report);
         let before = entry.seen();
         entry.add(&report);
         entry.add(&report);
         let seen = entry.seen().since(&before);
         assert_eq!(seen.counts, std::array::from_fn(|i| 2 * i as u64));
-        assert_eq!(seen.pages, 14);
+        assert_eq!((seen.pages, seen.asked), (14, 6));
         assert_eq!(seen.and(&before).counts, entry.seen().counts);
         assert!(entry.seen().since(&entry.seen()).is_empty());
     }

@@ -66,6 +66,22 @@ pub(super) fn find(rel: pg_sys::Relation, page: u32) -> Option<pg_sys::Buffer> {
     (buffer > 0 && usage(buffer) >= USED).then_some(buffer)
 }
 
+/// Whether the page is in the buffer where it was found last. Where not, it may be in another.
+#[inline]
+pub(super) fn knows(tag: &pg_sys::BufferTag) -> bool {
+    let Some(global) = global::get() else { return false };
+    let buffer = global.whereabouts.entry(tag.rnode.relNode, tag.blockNum).load(Relaxed);
+    if buffer <= 0 {
+        return false;
+    }
+    // SAFETY: a buffer's number, so it has a descriptor. Nothing keeps its tag from being changed meanwhile: what is read may be
+    // wrong, and is believed for no more than a hint.
+    let there =
+        unsafe { (&raw const (*pg_sys::BufferDescriptors.add(buffer as usize - 1)).bufferdesc.tag).read_volatile() };
+    let (a, b) = (there.rnode, tag.rnode);
+    there.blockNum == tag.blockNum && there.forkNum == tag.forkNum && a.relNode == b.relNode && a.dbNode == b.dbNode
+}
+
 /// A buffer's usage count, as of now.
 #[inline]
 fn usage(buffer: pg_sys::Buffer) -> u32 {

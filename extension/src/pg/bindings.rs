@@ -20,6 +20,8 @@ extern "C-unwind" {
     pub fn LockBuffer(buffer: pg_sys::Buffer, mode: i32);
     pub fn ReleaseBuffer(buffer: pg_sys::Buffer);
     pub fn UnlockReleaseBuffer(buffer: pg_sys::Buffer);
+    pub fn BufTableHashCode(tag: *mut pg_sys::BufferTag) -> u32;
+    pub fn BufTableLookup(tag: *mut pg_sys::BufferTag, hash: u32) -> i32;
     pub fn TransactionIdIsCurrentTransactionId(xid: pg_sys::TransactionId) -> bool;
 
     pub fn RecoveryInProgress() -> bool;

@@ -276,11 +276,14 @@ unsafe extern "C-unwind" fn print(explained: &Explained) {
             (c"Guided Scans", seen.of(Saw::GuidedScan)),
             (c"Merged Scans", seen.of(Saw::MergedScan)),
             (c"Pages", seen.pages),
+            (c"Read Ahead", seen.asked),
         ];
         if (*state).format == pg_sys::ExplainFormat::EXPLAIN_FORMAT_TEXT {
-            let shown = numbers.map(|(name, number)| format!("{}={number}", name.to_string_lossy().to_lowercase()));
+            // What was read ahead depends on what happens to be in the buffers: it is left out where there is nothing to tell.
+            let told = numbers.iter().take(numbers.len() - usize::from(seen.asked == 0));
+            let shown = told.map(|(name, number)| format!("{}={number}", name.to_string_lossy().to_lowercase()));
             let note = if unknown { " (without parallel workers)" } else { "" };
-            if let Ok(line) = CString::new(shown.join(" ") + note) {
+            if let Ok(line) = CString::new(shown.collect::<Vec<_>>().join(" ") + note) {
                 pg_sys::ExplainPropertyText(c"LooseKV".as_ptr(), line.as_ptr(), state);
             }
             return;
