@@ -32,7 +32,7 @@ pub struct RunCursor<P> {
     /// How often it went down from the root. The first time the fence page is not kept: there may be no other.
     descents: u32,
     ahead: Ahead,
-    /// The page that [`RunCursor::approach`] has found, for the seek that follows.
+    /// The page that [`RunCursor::approach`] has found, where the seek that follows looks first.
     approached: Option<u32>,
 }
 
@@ -334,7 +334,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     }
 
     /// Where a walk with [`RunCursor::seek`] (forwards) or its like (backwards) from `key` begins: asks for that page, and for `more`,
-    /// which the walk is expected to go on to. The seek is to follow next.
+    /// which the walk is expected to go on to. A seek that follows looks there first.
     pub fn approach<S: PageSource<Held = P>>(
         &mut self,
         run: &Run<'_>,
@@ -424,15 +424,17 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             self.approached = None;
             return Ok(slot);
         }
+        if let Some(index) = self.approached.take() {
+            self.load(run, source, index)?;
+            if let Some(slot) = self.on_this_page(run, key)? {
+                return Ok(slot);
+            }
+        }
         let from = self.page.map(|page| page.index);
-        match self.approached.take() {
-            Some(index) => self.load(run, source, index)?,
-            None => match self.page_of(run, source, key)? {
-                index if from.is_some_and(|from| from.checked_add(1) == Some(index)) => {
-                    self.enter(run, source, index, false)?;
-                }
-                index => self.load(run, source, index)?,
-            },
+        let index = self.page_of(run, source, key)?;
+        match from {
+            Some(from) if from.abs_diff(index) == 1 => self.enter(run, source, index, index < from)?,
+            _ => self.load(run, source, index)?,
         }
         self.loaded()?.layout.search(self.image(), key)
     }

@@ -17,6 +17,7 @@ use crate::key_index::KeyChunk;
 use crate::key_text::hex;
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{Run, RunCursor};
+use crate::tree::reach;
 use crate::tree::read::Pages;
 use crate::tree::scan::Standing;
 use crate::tree::sources::Sources;
@@ -40,6 +41,20 @@ pub(super) struct Guide<H: Host> {
     more: Option<Bound<Vec<u8>>>,
     direction: Direction,
     chunk_size: usize,
+    /// The table, and the keys so far.
+    table: u64,
+    keys: u32,
+}
+
+impl<H: Host> Drop for Guide<H> {
+    fn drop(&mut self) {
+        reach::note_keys(self.table, self.keys);
+        // Who goes on by merging has taken the cursors.
+        if !self.cursors.is_empty() {
+            let walked = self.cursors.iter().flatten().map(|cursor| cursor.walked());
+            reach::note_pages(self.table, walked.fold(0, u32::saturating_add));
+        }
+    }
 }
 
 /// What a step of the scan came upon.
@@ -64,8 +79,30 @@ impl<H: Host> Guide<H> {
         let cursors = (0..view.runs.len()).map(|_| None).collect();
         let more = Some(from.map(<[u8]>::to_vec));
         let chunk = KeyChunk::default();
-        let mut guide = Guide { memtables, cursors, chunk, at: 0, more, direction, chunk_size: FIRST_CHUNK };
-        Ok(guide.fill(tree, view).then_some(guide))
+        let (table, chunk_size) = (tree.shared.storage_id, FIRST_CHUNK);
+        let mut guide = Guide { memtables, cursors, chunk, at: 0, more, direction, chunk_size, table, keys: 0 };
+        if !guide.fill(tree, view) {
+            return Ok(None);
+        }
+        guide.approach(tree, view)?;
+        Ok(Some(guide))
+    }
+
+    /// Asks for the pages where the first keys stand, as many as the scan is expected to come to, before it waits for one of them.
+    fn approach(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<()> {
+        let backward = self.direction == Direction::Backward;
+        let whole = view.runs.iter().map(|desc| desc.shape.rows).sum();
+        for at in 0..self.chunk.len().min(reach::keys(self.table) as usize) {
+            let Some((key, entry)) = self.chunk.get(at) else { break };
+            let Some(run) = view.run_of(entry.l0).filter(|_| entry.l0 <= view.flushed) else { continue };
+            if let (Some(desc), Some(none @ None)) = (view.runs.get(run), self.cursors.get_mut(run)) {
+                let more = reach::pages(self.table, desc.shape.rows, whole);
+                let run = Run::new(&desc.shape, &desc.extents);
+                tree.host.saw(Saw::Run, 1);
+                none.insert(Box::default()).approach(&run, &Pages(&tree.host), key, backward, more)?;
+            }
+        }
+        Ok(())
     }
 
     /// Its cursors on the runs, where they stand now, for who goes on by merging.
@@ -110,6 +147,7 @@ impl<H: Host> Guide<H> {
         }
         let standing = self.versions(tree, view, key, in_memtable, in_index, choose, buffer)?;
         self.at += usize::from(in_index);
+        self.keys = self.keys.saturating_add(1);
         Ok(Step::Key(standing))
     }
 

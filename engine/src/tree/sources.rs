@@ -124,7 +124,7 @@ impl<H: Host> Sources<H> {
         for source in &mut self.sources {
             let Source::Run { at, cursor, .. } = source else { continue };
             let Some(desc) = around(*at) else { continue };
-            let more = reach::expected(table, desc.shape.rows, whole);
+            let more = reach::pages(table, desc.shape.rows, whole);
             if several || more > 0 {
                 let (run, backward) = (Run::new(&desc.shape, &desc.extents), direction == Direction::Backward);
                 cursor.approach(&run, &Pages(&tree.host), key, backward, more)?;
@@ -289,7 +289,7 @@ impl<H: Host> Drop for Sources<H> {
     fn drop(&mut self) {
         if let Some(table) = self.scan_of {
             let walked = |source: &Source<H>| if let Source::Run { cursor, .. } = source { cursor.walked() } else { 0 };
-            reach::note(table, self.sources.iter().map(walked).fold(0, u32::saturating_add));
+            reach::note_pages(table, self.sources.iter().map(walked).fold(0, u32::saturating_add));
         }
     }
 }
