@@ -15,7 +15,7 @@
 //! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming.
 //!
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
-//! locks as well, and where prepared transactions are possible at all (max_prepared_transactions) everybody looks for those too.
+//! locks as well, and if there were prepared transactions when this server started everybody looks for those too.
 
 use super::{key_hash, Open};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
@@ -179,8 +179,7 @@ impl KeyLock {
 
     /// Looks for the lock of a prepared transaction. `Some(false)`: there was one, begin again; `None`: there is one.
     fn prepared_ones(&self, mode: Mode::Type, policy: Policy::Type) -> Option<bool> {
-        // SAFETY: a plain variable of this process.
-        if unsafe { crate::pg::bindings_am::raw::max_prepared_xacts } == 0 {
+        if !row_locks::may_outlive_a_server() {
             return Some(true);
         }
         let (tag, lock) = (prepared_tag(&self.tag), lock_mode(mode));
