@@ -30,6 +30,8 @@ use std::cell::RefCell;
 
 /// A transaction that holds so many row locks in a table locks all of it.
 const MOST_ROWS: usize = 8192;
+/// Row locks that a statement may take before it changes the first of their rows: few, for there is room for so many in the table.
+pub const MOST_GATHERED: usize = 32;
 /// Row locks that PREPARE TRANSACTION takes along.
 const MOST_PREPARED: usize = 1000;
 
@@ -236,13 +238,17 @@ impl KeyLock {
     /// The row has a new version of ours, which others will wait for as they would for a lock in this mode: locks taken to
     /// make it are not needed any more.
     pub fn changed(&self, mode: Mode::Type) {
-        let (tag, writer) = (self.tag, xact::current_writer());
+        self.changed_by(mode, xact::current_writer());
+    }
+
+    /// The same of a version that carries this writer, who took the locks.
+    pub fn changed_by(&self, mode: Mode::Type, writer: Writer) {
+        let tag = self.tag;
         let kept = KEPT.with_borrow_mut(|kept| {
-            let last = kept.last().is_some_and(|last| last.tag == tag && last.writer == writer && last.mode <= mode);
-            if last {
-                kept.pop();
-            }
-            last
+            let lately = kept.len().saturating_sub(MOST_GATHERED + 1);
+            let is_it = |kept: &Kept| kept.tag == tag && kept.writer == writer && kept.mode <= mode;
+            let found = kept.iter().skip(lately).rposition(is_it).map(|at| kept.remove(lately + at));
+            found.is_some()
         });
         if kept {
             row_locks::give_back_weaker(tag, mode, writer);
