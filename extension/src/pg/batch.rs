@@ -265,6 +265,15 @@ pub fn before_use(rel: Relation) {
     }
 }
 
+/// This process is about to wait for another one, for who knows how long: what the statement has replaced is shown to others,
+/// who would wait for it.
+#[inline]
+pub fn before_wait() {
+    if !WAITING.get().is_null() && TARGET.get().replaces {
+        append_waiting();
+    }
+}
+
 /// Appends what waits, on behalf of somebody who is not to learn of a duplicate.
 #[cold]
 fn append_waiting() {

@@ -394,8 +394,9 @@ unsafe extern "C-unwind" fn update(
         if !duplicate.is_null() {
             error::raise_duplicate(duplicate);
         }
-        // Every version has a row id of its own, which every secondary index must get to know.
-        *update_indexes = result == TM_Result::TM_Ok;
+        // Every version has a row id of its own, which every secondary index must get to know. Rows are left unread where there is
+        // none.
+        *update_indexes = result == TM_Result::TM_Ok && tid::to_unread(&*tid).is_none();
         result
     }
 }

@@ -20,7 +20,7 @@
 use super::{key_hash, Open};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::row_locks::{self, Attempt, Tag};
-use crate::pg::{error, xact};
+use crate::pg::{batch, error, xact};
 use loosekv_engine::types::{Fate, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
@@ -71,6 +71,7 @@ impl Line {
         if self.exempt || self.lined_up || row_locks::holds(&lock.tag, Mode::LockTupleKeyShare) {
             return;
         }
+        batch::before_wait();
         let (tag, mode) = (line_tag(&lock.tag), lock_mode(self.mode));
         // SAFETY: a heavyweight lock; errors and cancels unwind.
         unsafe { pg_sys::LockAcquire(&raw const tag, mode, false, false) };
@@ -226,7 +227,10 @@ impl KeyLock {
 
     /// This transaction keeps a lock in this mode, or a stronger one, from before.
     pub fn is_kept(&self, mode: Mode::Type) -> bool {
-        let may_be = !KEPT.with_borrow(Vec::is_empty) || !WHOLE.with_borrow(Vec::is_empty);
+        let many_or_it = |kept: &Vec<Kept>| {
+            kept.len() > MOST_GATHERED || kept.iter().any(|kept| kept.tag == self.tag && kept.mode >= mode)
+        };
+        let may_be = KEPT.with_borrow(many_or_it) || !WHOLE.with_borrow(Vec::is_empty);
         may_be && (row_locks::holds(&self.tag, mode) || row_locks::holds_whole(&self.tag, mode))
     }
 
