@@ -442,6 +442,7 @@ class Writer:
             lambda: self.copy(rng),
             lambda: f"INSERT INTO @2 VALUES ('{self.number}-{k % 100}', {s}, '{v}') ON CONFLICT (a, b) DO UPDATE SET v = EXCLUDED.v, n = @2.n + 1;\n",
             lambda: f"INSERT INTO @2 SELECT '{self.number}-{k % 100}', i, '{v}', {s} FROM generate_series({s}, {s} + 3) i ON CONFLICT (a, b) DO UPDATE SET v = EXCLUDED.v, n = EXCLUDED.n;\n",
+            lambda: f"INSERT INTO @2 SELECT '{self.number}-{k % 100}', i, '{v[:500]}', i FROM generate_series({s}, 50) i ON CONFLICT (a, b) DO UPDATE SET v = EXCLUDED.v, n = EXCLUDED.n;\n",
             lambda: f"DELETE FROM @2 WHERE a = '{self.number}-{k % 100}' AND b < {s};\n",
             lambda: f"UPDATE @2 SET b = b + 100 WHERE a = '{self.number}-{k % 100}' AND b = {s} AND NOT EXISTS (SELECT FROM @2 WHERE a = '{self.number}-{k % 100}' AND b = {s} + 100);\n",
             lambda: f"INSERT INTO @3 SELECT {self.number}, i, '{v[:100]}' FROM generate_series(1, 5) i;\n",

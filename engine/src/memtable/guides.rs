@@ -122,6 +122,20 @@ impl Guides {
         unsafe { list.node(near) }.prefetch();
     }
 
+    /// Once that is there: begins to fetch what the search will look at next.
+    pub(super) fn prefetch_next(&self, list: &SkipList, word: u64) {
+        let Some(block) = self.block() else { return };
+        let slot = self.slot_of(word);
+        let near = self.slot(list, block, 0, slot).load(Ordering::Acquire);
+        // SAFETY: a slot holds 0 or the offset of a node, which is linked on level 0.
+        let next = match near != 0 && unsafe { list.node(near).word() } < word {
+            true => unsafe { list.link(near, 0) }.load(Ordering::Relaxed),
+            false => slot.checked_sub(1).map_or(0, |slot| self.slot(list, block, 0, slot).load(Ordering::Relaxed)),
+        };
+        // SAFETY: links and slots hold 0 or the offset of a node; nothing is read there yet.
+        unsafe { list.node(next) }.prefetch();
+    }
+
     /// As [`SkipList::path`], as far as the levels below `height` are concerned. `None`: search from the head.
     pub(super) fn path(&self, list: &SkipList, want: &Want<'_>, height: usize) -> Option<Path> {
         let block = self.block().filter(|_| height <= LEVELS)?;

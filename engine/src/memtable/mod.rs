@@ -241,7 +241,8 @@ impl Memtable {
     /// Begins to fetch what looking up these keys, and adding versions of them, will look at.
     pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
         self.by_key.prefetch(&self.list, keys.clone());
-        keys.for_each(|key| self.guides.prefetch(&self.list, first_word(key)));
+        keys.clone().for_each(|key| self.guides.prefetch(&self.list, first_word(key)));
+        keys.for_each(|key| self.guides.prefetch_next(&self.list, first_word(key)));
     }
 
     /// Brings a splice of `key` up to date with what was linked since; cheap when little was. Returns the newest row

@@ -253,12 +253,22 @@ impl Node {
     /// Does the node stand before the place that is looked for? Keys ascend as unsigned bytes, a key before its
     /// extensions; within a key the rows descend.
     ///
+    /// The first word of its key.
+    ///
+    /// # Safety
+    /// As for the type.
+    #[inline(always)]
+    pub(super) unsafe fn word(self) -> u64 {
+        // SAFETY: every key is stored with at least eight bytes.
+        u64::from_be(unsafe { self.0.add(HOT).cast::<u64>().read() })
+    }
+
     /// # Safety
     /// As for the type.
     #[inline(always)]
     pub(super) unsafe fn is_before(self, want: &Want<'_>) -> bool {
-        // SAFETY: every key is stored with at least eight bytes.
-        let word = u64::from_be(unsafe { self.0.add(HOT).cast::<u64>().read() });
+        // SAFETY: the caller's promise.
+        let word = unsafe { self.word() };
         if word != want.word {
             return word < want.word;
         }

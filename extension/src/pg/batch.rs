@@ -1,8 +1,9 @@
-//! INSERT of many rows: those of one statement are gathered and appended together, as COPY does it.
+//! Statements that write many rows: those of one statement are gathered and appended together, as COPY does it.
 //!
 //! ```text
 //!  ExecutorRun begins   may this statement's rows be gathered? then its table is the *target*
 //!  tuple_insert         of the target: encoded, and kept here     the batch is full: appended
+//!  tuple_update         the same of a row that ON CONFLICT replaces unread
 //!  Open::new            of a table of which rows are kept here:   appended first, whoever it is that wants to look
 //!  ExecutorRun          of another statement begins (a function): appended first
 //!  ExecutorRun ends     what is left is appended
@@ -12,14 +13,20 @@
 //! its key, and the statement returns nothing. The rows carry the (sub)transaction and command that inserted them. A row
 //! leaves the batch when it has been appended, not before: where a look from within the statement's own functions finds a
 //! duplicate, or fails, the rows stay, and the statement itself reports it, for nobody else may catch that error.
+//!
+//! Rows that ON CONFLICT replaces ([`super::replacing`]) are locked when they are found, and stay so until their new versions are
+//! appended: nobody changes them meanwhile, so nothing can stand in the way of the append. The statement itself goes on to look
+//! for rows that are in the way of its next ones; where such a key is that of a row kept here, what waits is appended first, and
+//! the row found as written by the statement, which is an error. Not under SERIALIZABLE, where readers in between would count.
 
 use super::bindings_am::raw;
 use super::error::Duplicate;
 use super::{catalog, slot, table_am, xact};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
-use crate::table::write::{self, Draft};
-use crate::table::Open;
-use loosekv_engine::types::{Head, Writer};
+use crate::table::lock::MOST_GATHERED;
+use crate::table::write::{self, Draft, Replacing};
+use crate::table::{key_hash, unread, Open};
+use loosekv_engine::types::{Head, RowId, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{CmdType, NodeTag, QueryDesc, Relation, TupleTableSlot};
 use std::cell::{Cell, RefCell};
@@ -39,6 +46,8 @@ pub struct Target {
     command: pg_sys::CommandId,
     /// Depth of the subtransaction in which it runs.
     level: i32,
+    /// Its rows replace others, or else are new.
+    replaces: bool,
 }
 
 /// Rows that are not appended yet.
@@ -49,10 +58,21 @@ struct Batch {
     bytes: usize,
     /// The first `rows` of them; the others are room.
     drafts: Vec<Draft>,
+    /// Where the statement replaces rows: what each of them replaces, and the hash of its key.
+    replacing: Vec<Replacing>,
+    hashes: Vec<u64>,
 }
 
-const NOBODY: Target = Target { rel: std::ptr::null_mut(), command: 0, level: 0 };
-const EMPTY: Batch = Batch { target: NOBODY, writer: Writer(0), rows: 0, bytes: 0, drafts: Vec::new() };
+const NOBODY: Target = Target { rel: std::ptr::null_mut(), command: 0, level: 0, replaces: false };
+const EMPTY: Batch = Batch {
+    target: NOBODY,
+    writer: Writer(0),
+    rows: 0,
+    bytes: 0,
+    drafts: Vec::new(),
+    replacing: Vec::new(),
+    hashes: Vec::new(),
+};
 
 static TARGET: ProcessLocal<Cell<Target>> = ProcessLocal::new(Cell::new(NOBODY));
 static BATCH: ProcessLocal<RefCell<Batch>> = ProcessLocal::new(RefCell::new(EMPTY));
@@ -67,7 +87,7 @@ pub struct Targets {
     outer: Target,
 }
 
-/// A statement begins to run.
+/// A statement begins to run; which rows it leaves unread is known.
 ///
 /// # Safety
 /// The executor's query, set up.
@@ -92,7 +112,7 @@ pub fn end(targets: Targets) -> *mut Duplicate {
     append()
 }
 
-/// The table of an INSERT whose rows nobody will ask for before it ends.
+/// The table of a statement whose rows nobody will ask for before it ends.
 unsafe fn target_of(query: *mut QueryDesc) -> Target {
     // SAFETY: as the executor sets it up.
     unsafe {
@@ -111,7 +131,13 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
         let state = state.cast::<pg_sys::ModifyTableState>();
         let into = (*state).resultRelInfo;
         let rel = (*into).ri_RelationDesc;
-        let plain = (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NONE
+        let replaces = (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_UPDATE;
+        let kind_fits = if replaces {
+            unread::is_wanted(rel, true) && pg_sys::XactIsoLevel != pg_sys::XACT_SERIALIZABLE as i32
+        } else {
+            (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NONE
+        };
+        let plain = kind_fits
             && (*state).mt_nrels == 1
             && catalog::is_our_table(rel)
             && (*into).ri_TrigDesc.is_null()
@@ -120,7 +146,8 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
         if !plain {
             return NOBODY;
         }
-        Target { rel, command: (*(*state).ps.state).es_output_cid, level: raw::GetCurrentTransactionNestLevel() }
+        let command = (*(*state).ps.state).es_output_cid;
+        Target { rel, command, level: raw::GetCurrentTransactionNestLevel(), replaces }
     }
 }
 
@@ -134,7 +161,20 @@ unsafe fn yields_one_row(plan: *mut pg_sys::Plan) -> bool {
 #[inline]
 pub fn takes(rel: Relation, command: pg_sys::CommandId) -> bool {
     let target = TARGET.get();
-    std::ptr::eq(target.rel, rel) && target.command == command
+    std::ptr::eq(target.rel, rel) && target.command == command && !target.replaces
+}
+
+/// Whether the new version of a row that is being replaced unread may be kept here.
+#[inline]
+pub fn takes_replaced(rel: Relation, command: pg_sys::CommandId) -> bool {
+    replaces(rel) && TARGET.get().command == command
+}
+
+/// Whether the statement that runs gathers rows of this table that replace others.
+#[inline]
+pub fn replaces(rel: Relation) -> bool {
+    let target = TARGET.get();
+    std::ptr::eq(target.rel, rel) && target.replaces
 }
 
 /// Keeps the row in the slot, of a statement whose rows it [`takes`]. Null, unless that filled the batch and a row in it is a
@@ -167,6 +207,45 @@ pub unsafe fn keep(rel: Relation, slot: *mut TupleTableSlot) -> *mut Duplicate {
     }
 }
 
+/// Keeps the row in the slot, of a statement whose rows it takes ([`takes_replaced`]), which replaces the one that was left unread
+/// under this row id. False: it has to be replaced at once.
+///
+/// # Safety
+/// `slot` holds a row of the table.
+pub unsafe fn keep_replaced(open: &Open, slot: *mut TupleTableSlot, unread: RowId) -> bool {
+    let mut draft = BATCH.with_borrow_mut(Batch::room);
+    // SAFETY: by the contract.
+    unsafe { open.draft(slot, &mut draft) };
+    let Some(replacing) = write::prepare_unread(open, unread, &draft.key) else { return false };
+    let writer = xact::current_writer();
+    let full = BATCH.with_borrow_mut(|batch| {
+        (batch.target, batch.writer) = (TARGET.get(), writer);
+        batch.hashes.push(key_hash(&draft.key));
+        batch.replacing.push(replacing);
+        batch.add(draft);
+        batch.rows == MOST_GATHERED || batch.bytes >= MOST_BYTES
+    });
+    WAITING.set(open.rel);
+    // SAFETY: by the contract; the relation is open.
+    unsafe {
+        // Its row id is not known yet, and nobody asks.
+        slot::mark_written(slot, open.relid(), &Head { writer, ..Head::default() });
+        pg_sys::pgstat_count_heap_update(open.rel, false);
+    }
+    if full {
+        append_waiting();
+    }
+    true
+}
+
+/// The statement that runs is about to look for a row that is in the way of its next one.
+#[inline]
+pub fn before_look_at(rel: Relation, key: &[u8]) {
+    if std::ptr::eq(WAITING.get(), rel) && BATCH.with_borrow(|batch| batch.may_have(key)) {
+        append_waiting();
+    }
+}
+
 /// The duplicate among rows of this statement that wait, if there is one: after an error that was caught, its rows are not
 /// kept any more.
 pub fn earlier_duplicate(rel: Relation, command: pg_sys::CommandId) -> *mut Duplicate {
@@ -182,6 +261,15 @@ pub fn earlier_duplicate(rel: Relation, command: pg_sys::CommandId) -> *mut Dupl
 #[inline]
 pub fn before_use(rel: Relation) {
     if std::ptr::eq(WAITING.get(), rel) {
+        append_waiting();
+    }
+}
+
+/// This process is about to wait for another one, for who knows how long: what the statement has replaced is shown to others,
+/// who would wait for it.
+#[inline]
+pub fn before_wait() {
+    if !WAITING.get().is_null() && TARGET.get().replaces {
         append_waiting();
     }
 }
@@ -213,8 +301,14 @@ fn append_but_for_duplicates() -> Option<Open> {
     xact::current_writer();
     // SAFETY: the statement has the relation open.
     let open = unsafe { Open::with_rows_waiting(target.rel) };
+    let drafts = &batch.drafts[..batch.rows];
+    if target.replaces {
+        let done = |count| appended.set(count);
+        open.ok(write::replace_many(&open, drafts, &batch.replacing, (batch.writer, target.command), done));
+        return None;
+    }
     let done = |at, _| appended.set(at + 1);
-    open.ok(write::insert_many(&open, &batch.drafts[..batch.rows], batch.writer, target.command, done))?;
+    open.ok(write::insert_many(&open, drafts, batch.writer, target.command, done))?;
     Some(open)
 }
 
@@ -233,8 +327,18 @@ impl Batch {
         self.rows += 1;
     }
 
+    /// False: it has no row with this key.
+    fn may_have(&self, key: &[u8]) -> bool {
+        let hash = key_hash(key);
+        self.hashes.iter().fold(false, |found, one| found | (*one == hash))
+    }
+
     /// The first rows have been appended.
     fn remove(&mut self, count: usize) {
+        if self.target.replaces {
+            self.replacing.drain(..count);
+            self.hashes.drain(..count);
+        }
         for draft in &mut self.drafts[..count] {
             let len = draft.key.len() + draft.body.len();
             self.bytes -= len;
@@ -282,6 +386,8 @@ pub fn rolled_back(level: i32) {
     BATCH.with_borrow_mut(|batch| {
         if batch.target.level >= level {
             (batch.rows, batch.bytes) = (0, 0);
+            batch.replacing.clear();
+            batch.hashes.clear();
             WAITING.set(std::ptr::null_mut());
         }
     });

@@ -91,7 +91,7 @@ unsafe fn start(scan: IndexScanDesc) -> Running {
         } else {
             (*scan).heapRelation
         };
-        let open = Open::new(rel);
+        let open = Open::at_a_row(rel);
         let keys = KeyScan::new(&open, (*scan).xs_snapshot, Vec::new());
         Running { keys, open, exact: true, own_table, slot: std::ptr::null_mut() }
     }

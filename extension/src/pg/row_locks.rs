@@ -13,6 +13,7 @@
 //! one of two sees the other.
 
 use super::bindings::{LWLockAcquire, LWLockRelease};
+use super::bindings_am::raw;
 use super::xact;
 use loosekv_engine::types::Writer;
 use pgrx::pg_sys;
@@ -92,7 +93,13 @@ struct Table {
     wholes: UnsafeCell<[Whole; WHOLES]>,
     /// Entries of `wholes` in use; those come first.
     whole_count: AtomicU32,
+    /// One of these: are there prepared transactions from before this server?
+    prepared_before: AtomicU32,
 }
+
+const UNKNOWN: u32 = 0;
+const NO: u32 = 1;
+const PERHAPS: u32 = 2;
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 static LOCKS: AtomicPtr<pg_sys::LWLockPadded> = AtomicPtr::new(std::ptr::null_mut());
@@ -136,6 +143,7 @@ unsafe extern "C-unwind" fn startup() {
             clear(partition.get());
         }
         (&raw mut (*table).whole_count).write(AtomicU32::new(0));
+        (&raw mut (*table).prepared_before).write(AtomicU32::new(UNKNOWN));
         LOCKS.store(pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()), Release);
         TABLE.store(table, Release);
     }
@@ -270,6 +278,27 @@ pub fn attempt(tag: Tag, mode: Mode, me: Writer) -> Attempt {
         }
     }
     attempt
+}
+
+/// Whether there may be row locks of which this table knows nothing: those of transactions that were prepared before the server
+/// started. They are all there again before anybody can write; so the first who asks finds out for all, by looking whether
+/// there are prepared transactions at all.
+pub fn may_outlive_a_server() -> bool {
+    // SAFETY: plain variables; as many processes stand for prepared transactions, in memory that is there as long as the server.
+    unsafe {
+        let most = usize::try_from(raw::max_prepared_xacts).unwrap_or(0);
+        if most == 0 {
+            return false;
+        }
+        let Some(table) = TABLE.load(Acquire).as_ref() else { return true };
+        if table.prepared_before.load(Relaxed) == UNKNOWN {
+            let first = pg_sys::PreparedXactProcs;
+            let any =
+                (0..most).any(|at| (&raw const (*first.add(at)).xid).read_volatile() != pg_sys::InvalidTransactionId);
+            table.prepared_before.store(if any { PERHAPS } else { NO }, Relaxed);
+        }
+        table.prepared_before.load(Relaxed) != NO
+    }
 }
 
 /// This transaction has locked the key, in this mode or a stronger one.

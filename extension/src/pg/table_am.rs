@@ -270,7 +270,7 @@ unsafe extern "C-unwind" fn insert_speculative(
 ) {
     // SAFETY: the executor's relation and slot.
     unsafe {
-        let open = Open::new(rel);
+        let open = Open::at_a_row(rel);
         with_drafts(1, |drafts| {
             open.draft(slot, &mut drafts[0]);
             match open.ok(write::insert_speculative(&open, &drafts[0], cid)) {
@@ -299,7 +299,7 @@ unsafe extern "C-unwind" fn complete_speculative(
             return;
         }
         let Some(row) = tid::to_row(&(*slot).tts_tid) else { return };
-        let open = Open::new(rel);
+        let open = Open::at_a_row(rel);
         with_drafts(1, |drafts| {
             let key = &mut drafts[0].key;
             speculative_key(&open, slot, key);
@@ -394,8 +394,9 @@ unsafe extern "C-unwind" fn update(
         if !duplicate.is_null() {
             error::raise_duplicate(duplicate);
         }
-        // Every version has a row id of its own, which every secondary index must get to know.
-        *update_indexes = result == TM_Result::TM_Ok;
+        // Every version has a row id of its own, which every secondary index must get to know. Rows are left unread where there is
+        // none.
+        *update_indexes = result == TM_Result::TM_Ok && tid::to_unread(&*tid).is_none();
         result
     }
 }
@@ -415,9 +416,16 @@ unsafe extern "C-unwind" fn update_guarded(
 ) -> *mut Duplicate {
     // SAFETY: the executor's relation, slot and pointers.
     unsafe {
-        let open = Open::new(rel);
+        let open = Open::at_a_row(rel);
         let mut old = RowBuf::default();
         let unread = tid::to_unread(&*tid);
+        if let Some(unread) = unread.filter(|_| crosscheck.is_null() && batch::takes_replaced(rel, cid)) {
+            if batch::keep_replaced(&open, slot, unread) {
+                *mode = LockTupleMode::LockTupleNoKeyExclusive;
+                *result = TM_Result::TM_Ok;
+                return std::ptr::null_mut();
+            }
+        }
         if unread.is_none() && !open.ok(write::named_row(&open, &*tid, &mut old)) {
             *result = nothing_there(&mut *failure, &*tid);
             return std::ptr::null_mut();
@@ -522,7 +530,7 @@ unsafe extern "C-unwind" fn lock_row(
 ) -> TM_Result::Type {
     // SAFETY: the executor's relation, slot and pointers.
     unsafe {
-        let open = Open::new(rel);
+        let open = Open::at_a_row(rel);
         let failure = &mut *failure;
         failure.traversed = false;
         let mut row = RowBuf::default();
@@ -592,6 +600,7 @@ fn lock_unread(open: &Open, unread: RowId, mode: LockTupleMode::Type, row: &mut 
         if got == Got::Locked {
             lock.keep(open, mode);
         }
+        unread::locked(unread);
         return Unread::Locked;
     }
     if got == Got::Locked {

@@ -1,5 +1,6 @@
 //! Transactions as the table code sees them: full transaction ids, what became of a writer, waiting for one.
 
+use super::batch;
 use super::bindings_am::raw;
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use loosekv_engine::types::{Fate, Flags, Head, Writer};
@@ -130,6 +131,7 @@ pub fn is_speculating(head: &Head) -> bool {
 
 /// Sleeps until the writer of `head` has ended, or (a speculative insertion) is confirmed or taken back.
 pub fn wait_for(rel: pg_sys::Relation, head: &Head, purpose: Purpose) {
+    batch::before_wait();
     let xid = short(head.writer);
     if is_speculating(head) {
         // SAFETY: waits for a heavyweight lock; errors and cancels unwind.
@@ -149,6 +151,7 @@ pub fn wait_for(rel: pg_sys::Relation, head: &Head, purpose: Purpose) {
 
 /// Sleeps until a writer, who holds a row lock, has ended.
 pub fn wait_for_writer(rel: pg_sys::Relation, writer: Writer) {
+    batch::before_wait();
     let (no_tid, oper) = (std::ptr::null_mut(), pg_sys::XLTW_Oper::XLTW_None);
     // SAFETY: as above; without a TID the wait has no error context.
     unsafe { pg_sys::XactLockTableWait(short(writer), rel, no_tid, oper) }

@@ -5,7 +5,7 @@ use super::mvcc::View;
 use super::{recent, tid, unread, Open, TableCursor};
 use crate::codec::bound::Range;
 use crate::host::process_local::{later, Later};
-use crate::pg::ssi;
+use crate::pg::{batch, ssi};
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
@@ -248,6 +248,9 @@ impl KeyScan {
         self.may_step = false;
         self.skip = None;
         if let Some(key) = self.wanted.point(number) {
+            if self.view.is_dirty() {
+                batch::before_look_at(open.rel, key);
+            }
             if self.view.is_mvcc() {
                 ssi::read_key(open.rel, key, self.snapshot);
             }
@@ -260,6 +263,8 @@ impl KeyScan {
         let Some(range) = self.wanted.range(number) else { return Ok(false) };
         if self.view.is_mvcc() {
             ssi::read_table(open.rel, self.snapshot);
+        } else {
+            batch::before_use(open.rel);
         }
         self.cursor = match self.parts.get_mut(number).and_then(Option::take) {
             Some(part) => Some(part),

@@ -15,12 +15,12 @@
 //! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming.
 //!
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
-//! locks as well, and where prepared transactions are possible at all (max_prepared_transactions) everybody looks for those too.
+//! locks as well, and if there were prepared transactions when this server started everybody looks for those too.
 
 use super::{key_hash, Open};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::row_locks::{self, Attempt, Tag};
-use crate::pg::{error, xact};
+use crate::pg::{batch, error, xact};
 use loosekv_engine::types::{Fate, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
@@ -30,6 +30,8 @@ use std::cell::RefCell;
 
 /// A transaction that holds so many row locks in a table locks all of it.
 const MOST_ROWS: usize = 8192;
+/// Row locks that a statement may take before it changes the first of their rows: few, for there is room for so many in the table.
+pub const MOST_GATHERED: usize = 32;
 /// Row locks that PREPARE TRANSACTION takes along.
 const MOST_PREPARED: usize = 1000;
 
@@ -69,6 +71,7 @@ impl Line {
         if self.exempt || self.lined_up || row_locks::holds(&lock.tag, Mode::LockTupleKeyShare) {
             return;
         }
+        batch::before_wait();
         let (tag, mode) = (line_tag(&lock.tag), lock_mode(self.mode));
         // SAFETY: a heavyweight lock; errors and cancels unwind.
         unsafe { pg_sys::LockAcquire(&raw const tag, mode, false, false) };
@@ -179,8 +182,7 @@ impl KeyLock {
 
     /// Looks for the lock of a prepared transaction. `Some(false)`: there was one, begin again; `None`: there is one.
     fn prepared_ones(&self, mode: Mode::Type, policy: Policy::Type) -> Option<bool> {
-        // SAFETY: a plain variable of this process.
-        if unsafe { crate::pg::bindings_am::raw::max_prepared_xacts } == 0 {
+        if !row_locks::may_outlive_a_server() {
             return Some(true);
         }
         let (tag, lock) = (prepared_tag(&self.tag), lock_mode(mode));
@@ -225,7 +227,10 @@ impl KeyLock {
 
     /// This transaction keeps a lock in this mode, or a stronger one, from before.
     pub fn is_kept(&self, mode: Mode::Type) -> bool {
-        let may_be = !KEPT.with_borrow(Vec::is_empty) || !WHOLE.with_borrow(Vec::is_empty);
+        let many_or_it = |kept: &Vec<Kept>| {
+            kept.len() > MOST_GATHERED || kept.iter().any(|kept| kept.tag == self.tag && kept.mode >= mode)
+        };
+        let may_be = KEPT.with_borrow(many_or_it) || !WHOLE.with_borrow(Vec::is_empty);
         may_be && (row_locks::holds(&self.tag, mode) || row_locks::holds_whole(&self.tag, mode))
     }
 
@@ -237,13 +242,17 @@ impl KeyLock {
     /// The row has a new version of ours, which others will wait for as they would for a lock in this mode: locks taken to
     /// make it are not needed any more.
     pub fn changed(&self, mode: Mode::Type) {
-        let (tag, writer) = (self.tag, xact::current_writer());
+        self.changed_by(mode, xact::current_writer());
+    }
+
+    /// The same of a version that carries this writer, who took the locks.
+    pub fn changed_by(&self, mode: Mode::Type, writer: Writer) {
+        let tag = self.tag;
         let kept = KEPT.with_borrow_mut(|kept| {
-            let last = kept.last().is_some_and(|last| last.tag == tag && last.writer == writer && last.mode <= mode);
-            if last {
-                kept.pop();
-            }
-            last
+            let lately = kept.len().saturating_sub(MOST_GATHERED + 1);
+            let is_it = |kept: &Kept| kept.tag == tag && kept.writer == writer && kept.mode <= mode;
+            let found = kept.iter().skip(lately).rposition(is_it).map(|at| kept.remove(lately + at));
+            found.is_some()
         });
         if kept {
             row_locks::give_back_weaker(tag, mode, writer);

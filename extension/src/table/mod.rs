@@ -52,6 +52,18 @@ impl Open {
         unsafe { Open::with_rows_waiting(rel) }
     }
 
+    /// For the statement that runs, where it comes to one row: rows that it gathers have other keys.
+    ///
+    /// # Safety
+    /// As for [`Open::new`].
+    pub unsafe fn at_a_row(rel: pg_sys::Relation) -> Open {
+        if !batch::replaces(rel) {
+            batch::before_use(rel);
+        }
+        // SAFETY: by the contract.
+        unsafe { Open::with_rows_waiting(rel) }
+    }
+
     /// For who does not mind that rows which the statement has inserted may not be in the tree yet.
     ///
     /// # Safety

@@ -9,8 +9,8 @@
 
 use super::{last_look, recent, tid, unread, write, Open};
 use crate::host::PgHost;
-use crate::pg::ssi;
 use crate::pg::xact::{self, SPECULATIVE_TOKEN};
+use crate::pg::{batch, ssi};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Cursor, Found, Hint, Looked, Observed};
 use loosekv_engine::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
@@ -476,6 +476,10 @@ impl View {
 
     /// What a dirty snapshot tells its reader: who is inserting, who is deleting.
     fn tell_dirty(&mut self, inserting: Option<Head>, deleting: Option<Head>) {
+        if inserting.is_some() || deleting.is_some() {
+            // He will wait for them.
+            batch::before_wait();
+        }
         let xid = |head: Option<Head>| head.map_or(pg_sys::InvalidTransactionId, |h| xact::short(h.writer));
         let token = match inserting {
             Some(head) if xact::is_speculating(&head) => SPECULATIVE_TOKEN,

@@ -48,6 +48,8 @@ struct Note {
     row: RowId,
     key: Vec<u8>,
     observed: Option<Observed>,
+    /// Its lock is held, and was taken when so many statements had begun.
+    locked: Option<u64>,
     /// Its writer is none above this one; those of newer versions all are.
     writers: Writer,
 }
@@ -60,6 +62,8 @@ struct Stack {
 
 static STACK: ProcessLocal<RefCell<Stack>> =
     ProcessLocal::new(RefCell::new(Stack { statements: Vec::new(), running: 0 }));
+/// Statements that have begun so far.
+static BEGUN: ProcessLocal<Cell<u64>> = ProcessLocal::new(Cell::new(0));
 /// Notes so far.
 static NOTED: ProcessLocal<Cell<u64>> = ProcessLocal::new(Cell::new(0));
 
@@ -71,6 +75,7 @@ static ASKED: ProcessLocal<Cell<bool>> = ProcessLocal::new(Cell::new(false));
 /// A statement begins, in a subtransaction of this depth. Returns how many ran before, for [`ends`].
 pub fn begins(rel: Relation, leaves: Leaves, level: i32) -> usize {
     ASKED.set(false);
+    BEGUN.set(BEGUN.get().wrapping_add(1));
     STACK.with_borrow_mut(|stack| {
         let before = stack.running;
         match stack.statements.get_mut(before) {
@@ -79,7 +84,7 @@ pub fn begins(rel: Relation, leaves: Leaves, level: i32) -> usize {
                 place.note.observed = None;
             }
             None => {
-                let note = Note { row: RowId(0), key: Vec::new(), observed: None, writers: Writer(0) };
+                let note = Note { row: RowId(0), key: Vec::new(), observed: None, locked: None, writers: Writer(0) };
                 stack.statements.push(Running { rel, leaves, level, note });
             }
         }
@@ -133,6 +138,7 @@ pub fn note(open: &Open, key: &[u8], observed: Observed, writers: Writer, out: &
         if let Some(statement) = last.and_then(|last| stack.statements.get_mut(last)) {
             let note = &mut statement.note;
             (note.row, note.observed, note.writers) = (row, Some(observed), writers);
+            note.locked = None;
             note.key.clear();
             note.key.extend_from_slice(key);
         }
@@ -170,6 +176,23 @@ pub fn recall(open: &Open, row: RowId, out: &mut RowBuf) -> Option<Observed> {
 /// What was observed of the row that is noted under this row id, if this is its key.
 pub fn observed(row: RowId, key: &[u8]) -> Option<Observed> {
     with_note(row, |note, observed| (note.key == key).then_some(observed)).flatten()
+}
+
+/// The row that is noted under this row id, by the statement that runs, is locked, and still as it was observed.
+pub fn locked(row: RowId) {
+    STACK.with_borrow_mut(|stack| {
+        let last = stack.running.checked_sub(1);
+        if let Some(statement) = last.and_then(|last| stack.statements.get_mut(last)) {
+            statement.note.locked = (statement.note.row == row).then(|| BEGUN.get());
+        }
+    });
+}
+
+/// What was observed of the row, and the writer above whom its own is not; if nobody can have changed it since: it is [`locked`],
+/// and no statement has begun in this process.
+pub fn undisturbed(row: RowId, key: &[u8]) -> Option<(Observed, Writer)> {
+    let is_it = |note: &Note| note.key == key && note.locked == Some(BEGUN.get());
+    with_note(row, |note, observed| is_it(note).then_some((observed, note.writers))).flatten()
 }
 
 /// Reads the row that is noted under this row id, whatever has become of its key. False: it is not there any more.

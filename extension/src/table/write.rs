@@ -556,6 +556,74 @@ pub fn replace_unread(open: &Open, row: RowId, draft: &Draft, change: Change) ->
     }))
 }
 
+/// A row that is going to be replaced unread: its lock is held, so nobody else changes it before.
+pub struct Replacing {
+    observed: Observed,
+    /// The writer of the row is none above this one.
+    writers: Writer,
+    incarnation: u16,
+    lock: KeyLock,
+}
+
+const REPLACING: Mode::Type = Mode::LockTupleNoKeyExclusive;
+
+/// Prepares to replace the row that was left unread under this row id, and locked, by one of this key. `None`: it cannot be put off.
+pub fn prepare_unread(open: &Open, row: RowId, key: &[u8]) -> Option<Replacing> {
+    let (observed, writers) = unread::undisturbed(row, key)?;
+    let lock = KeyLock::on(open, key);
+    let marks = if lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
+    Some(Replacing { observed, writers, incarnation: INHERITED | marks, lock })
+}
+
+/// Replaces rows whose locks are held since [`prepare_unread`]. `done` is told how many of them are, from the first.
+pub fn replace_many(
+    open: &Open,
+    drafts: &[Draft],
+    replacing: &[Replacing],
+    (writer, command): (Writer, u32),
+    mut done: impl FnMut(usize),
+) -> Result<()> {
+    let flags = Flags::default();
+    let rows = drafts.iter().zip(replacing).map(|(draft, Replacing { observed, incarnation, .. })| NewRow {
+        key: &draft.key,
+        body: &draft.body,
+        writer,
+        command,
+        flags,
+        incarnation: *incarnation,
+        expect: Some(*observed),
+    });
+    let mut rows: Vec<NewRow<'_>> = rows.collect();
+    open.tree.prefetch(drafts.iter().map(|draft| draft.key.as_slice()));
+    let mut from = 0;
+    while let (Some(left), Some(first)) = (rows.get(from..), replacing.get(from)) {
+        match memory::append(&open.tree, left)?.written {
+            0 => {
+                let observed = look_again(open, left[0].key, first.writers)?;
+                rows[from].expect = Some(observed);
+            }
+            written => from += written,
+        }
+        done(from);
+    }
+    for row in replacing.iter().rev() {
+        row.lock.changed_by(REPLACING, writer);
+    }
+    Ok(())
+}
+
+/// What is to be observed now of a locked row whose writer is none above this one: it may have come to stand elsewhere.
+fn look_again(open: &Open, key: &[u8], writers: Writer) -> Result<Observed> {
+    let (newest, observed) = mvcc::newest_head(open, key)?;
+    let same = |newest: &Newest| {
+        newest.standing == Standing::Committed && !newest.is_absent() && newest.head.writer <= writers
+    };
+    match newest.filter(same) {
+        Some(_) => Ok(observed),
+        None => Err(Error::structure("a row has changed while its lock was held")),
+    }
+}
+
 fn change_key(
     open: &Open,
     old: &RowBuf,

@@ -301,8 +301,8 @@ struct BeforeRun {
 unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
     // SAFETY: the executor's query.
     unsafe {
-        let begun =
-            BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query), outside: replacing::begin(query) };
+        let outside = replacing::begin(query);
+        let begun = BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query), outside };
         mask_targets(query);
         begun
     }
