@@ -54,8 +54,8 @@ within() {
     echo "         $2: $((ended - begun)) ms"
 }
 
-fill() { # fill TABLE FROM TO [DATABASE]
-    sql "INSERT INTO $1 SELECT i, repeat(md5(i::text), 8) FROM generate_series($2, $3) i" "${4:-postgres}" >/dev/null
+fill() { # fill TABLE FROM TO [DATABASE]: not in the order of the keys, else there would be little to merge
+    sql "INSERT INTO $1 SELECT i, repeat(md5(i::text), 8) FROM generate_series($2, $3) i ORDER BY md5(i::text)" "${4:-postgres}" >/dev/null
 }
 
 start_load() { # start_load TABLE [DATABASE]: writers until stop_load
