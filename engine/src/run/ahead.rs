@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! begin at 7, 3 more expected:   [7 8 9 10]                       one request, before 7 is read
-//! on to 11, further than that:             [11 .. 18]             twice as many, before 11 is read
-//! and on, past the middle:                          [19 .. 34]    from now on early: what was asked for has come by then
+//! on to 11, further than that:             [11 12]               half as many, before 11 is read: the end may be near
+//! and on:                                         [13 .. 16]     twice as many each time, and early, in the middle of what was asked
 //! ```
 //!
-//! A walk is short, as far as anybody knows, until it has gone on; so what is asked for doubles from request to request, up to a
-//! bound. A long walk forwards is left to the system below, which has seen by then what goes on, and reads in larger pieces. Both
+//! A walk is short, as far as anybody knows, until it has gone on; so what is asked for doubles from request to request then, up
+//! to a bound. A long walk forwards is left to the system below, which has seen by then what goes on, and reads in larger pieces. Both
 //! directions are one here: pages are counted from where the direction begins.
 
 use std::ops::Range;
@@ -58,7 +58,11 @@ impl Ahead {
         if (left > 0 && !early) || long || self.until >= pages {
             return 0..0;
         }
-        self.window = self.window.saturating_mul(2).clamp(2, MOST);
+        self.window = match self.requests {
+            0 | 1 => self.window / 2,
+            _ => self.window.saturating_mul(2),
+        };
+        self.window = self.window.clamp(2, MOST);
         self.requests = self.requests.saturating_add(1);
         self.ask(self.until.max(at), pages)
     }
@@ -86,13 +90,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_walk_asks_for_what_is_expected_and_then_for_twice_as_much() {
+    fn a_walk_asks_for_what_is_expected_then_for_less_and_then_for_more() {
         let mut ahead = Ahead::default();
         assert_eq!(ahead.begin(7, false, 100, 3), 7..11);
         (8..11).for_each(|at| assert!(ahead.enter(at, false, 100).is_empty()));
-        assert_eq!(ahead.enter(11, false, 100), 11..19);
-        (12..15).for_each(|at| assert!(ahead.enter(at, false, 100).is_empty()));
-        assert_eq!(ahead.enter(15, false, 100), 19..35);
+        assert_eq!(ahead.enter(11, false, 100), 11..13);
+        assert_eq!(ahead.enter(12, false, 100), 13..17);
+        (13..15).for_each(|at| assert!(ahead.enter(at, false, 100).is_empty()));
+        assert_eq!(ahead.enter(15, false, 100), 17..25);
         assert_eq!(ahead.walked, 8);
     }
 

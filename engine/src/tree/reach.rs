@@ -47,7 +47,8 @@ fn lately(table: u64) -> Lately {
 /// Of the pages that a scan will go on to, those in a run that has `part` of a table's `whole`.
 pub(super) fn pages(table: u64, part: u64, whole: u64) -> u32 {
     let parts = u64::from(lately(table).pages).saturating_mul(part) / whole.max(1);
-    ((parts + u64::from(PARTS / 2)) / u64::from(PARTS)) as u32
+    // A page too many costs less than one that is read by itself.
+    ((parts + u64::from(PARTS - PARTS / 4)) / u64::from(PARTS)) as u32
 }
 
 /// Keys that a guided scan will come to.
