@@ -54,7 +54,11 @@ within() {
     echo "         $2: $((ended - begun)) ms"
 }
 
-fill() { # fill TABLE FROM TO [DATABASE]: not in the order of the keys, else there would be little to merge
+fill() { # fill TABLE FROM TO [DATABASE]
+    sql "INSERT INTO $1 SELECT i, repeat(md5(i::text), 8) FROM generate_series($2, $3) i" "${4:-postgres}" >/dev/null
+}
+
+fill_mixed() { # the same, not in the order of the keys, so that there is something to merge
     sql "INSERT INTO $1 SELECT i, repeat(md5(i::text), 8) FROM generate_series($2, $3) i ORDER BY md5(i::text)" "${4:-postgres}" >/dev/null
 }
 
@@ -133,12 +137,12 @@ test_long_merge() {
             setting loosekv.workers 0
             expect_no_worker
             table t
-            fill t 1 60000
+            fill_mixed t 1 60000
             setting loosekv.compression zstd
             setting loosekv.compression_level 19
             setting loosekv.workers 4
             begun=$SECONDS
-            fill t 100000 101000
+            fill_mixed t 100000 101000
             until [ "$(sql "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'merging%' AND state = 'active'
                             AND backend_type = 'loosekv worker'")" = 1 ]; do
                 [ $((SECONDS - begun)) -lt 20 ] || fail "no merge to be seen"
@@ -155,16 +159,16 @@ test_long_merge() {
 test_ddl() {
     table t
     table other
-    fill t 1 200000
+    fill_mixed t 1 200000
     expect_worker
     start_load other
     # A merge of everything is under way, or flushes follow each other: none may hold these up.
     for _ in 1 2 3; do
         within 3000 "ALTER TABLE t ADD COLUMN c int"
         within 3000 "ALTER TABLE t DROP COLUMN c"
-        fill t 1000000 1030000
+        fill_mixed t 1000000 1030000
         within 3000 "TRUNCATE t"
-        fill t 1 60000
+        fill_mixed t 1 60000
     done
     within 3000 "DROP TABLE t"
     start_load other
@@ -179,11 +183,11 @@ test_drop_database() {
         sql "CREATE DATABASE d$round" >/dev/null
         sql "CREATE EXTENSION loosekv" "d$round" >/dev/null
         table t "d$round"
-        fill t 1 60000 "d$round"
+        fill_mixed t 1 60000 "d$round"
         expect_worker "d$round"
         if [ "$round" = 1 ]; then within 5000 "CREATE DATABASE copy TEMPLATE d1"; fi
         if [ "$round" = 2 ]; then within 5000 "ALTER DATABASE d2 RENAME TO d4"; within 5000 "ALTER DATABASE d4 RENAME TO d2"; fi
-        fill t 60001 100000 "d$round"
+        fill_mixed t 60001 100000 "d$round"
         within 5000 "DROP DATABASE d$round"
         expect_no_worker "d$round"
     done
@@ -194,7 +198,7 @@ test_drop_database() {
     sql "CREATE DATABASE d OWNER owner" >/dev/null
     sql "CREATE EXTENSION loosekv" d >/dev/null
     table t d
-    fill t 1 60000 d
+    fill_mixed t 1 60000 d
     expect_worker d
     PGUSER=owner within 5000 "DROP DATABASE d WITH (FORCE)"
 }
@@ -297,8 +301,8 @@ test_side_files() {
     local begun limit
     for limit in -1 64; do
         table t
-        fill t 1 100000
-        fill t 100001 200000
+        fill_mixed t 1 100000
+        fill_mixed t 100001 200000
         begun=$(sql "SELECT temp_files FROM pg_stat_database WHERE datname = 'postgres'")
         sql "SET maintenance_work_mem = '1MB'; SET temp_file_limit = $limit; SELECT loosekv.compact('t')" >/dev/null
         [ -z "$(sql "SELECT * FROM loosekv.check('t')")" ] || fail "the check finds something"

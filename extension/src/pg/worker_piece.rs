@@ -247,7 +247,14 @@ fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
         }
         Task::Index => {
             report(&format!("indexing a run of {name}"));
-            interrupt::held(|| open.sweeping_tree(locked.rel).rebuild_index())
+            let tree = open.sweeping_tree(locked.rel);
+            match interrupt::held(|| tree.rebuild_index()) {
+                // The keys find their room or do without it; what was missing is a little for the list of runs.
+                Err(Error::MemoryFull { .. }) => {
+                    memory::with_relief(&tree, || interrupt::held(|| tree.rebuild_index()))
+                }
+                other => other,
+            }
         }
         Task::Merge => {
             let runs = open.shared().merge_due(oldest());
