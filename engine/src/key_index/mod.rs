@@ -93,6 +93,8 @@ pub struct KeyIndex<L: RawLatch> {
     /// The leaf of the lowest keys; none if there are no keys.
     first: LeafSlot,
     keys: AtomicU64,
+    /// Of them, those whose entries are tombstones.
+    tombstones: AtomicU64,
     /// What this index has added to the budget.
     bytes: AtomicU64,
 }
@@ -127,6 +129,7 @@ impl<L: RawLatch> KeyIndex<L> {
             directory: SkipList::new(epoch::collector().clone()),
             first: LeafSlot::none(),
             keys: AtomicU64::new(0),
+            tombstones: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         }
     }
@@ -134,6 +137,11 @@ impl<L: RawLatch> KeyIndex<L> {
     /// Number of keys.
     pub fn len(&self) -> usize {
         self.keys.load(Ordering::Acquire) as usize
+    }
+
+    /// Number of keys whose entries are no tombstones.
+    pub fn rows(&self) -> u64 {
+        self.keys.load(Ordering::Acquire).saturating_sub(self.tombstones.load(Ordering::Acquire))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -216,6 +224,7 @@ impl<L: RawLatch> KeyIndex<L> {
         let as_seen = IndexEntry::decode(value.load(Ordering::Relaxed)) == Some(seen);
         if as_seen {
             value.store(next, Ordering::Release);
+            self.count_tombstone(Some(seen), Some(entry));
         }
         as_seen
     }

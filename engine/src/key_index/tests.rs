@@ -77,6 +77,7 @@ fn check(index: &Index, model: &Model, budget: &Budget) {
         assert!(all(index, Direction::Backward, max).iter().eq(expected.iter().rev()));
     }
     assert_eq!(index.len(), model.len());
+    assert_eq!(index.rows(), model.values().filter(|entry| !entry.tombstone).count() as u64);
     let bytes = audit(index, model.len());
     assert_eq!((index.bytes(), used(budget)), (bytes, bytes));
 }

@@ -148,6 +148,7 @@ impl<L: RawLatch> KeyIndex<L> {
         let count = spot.leaf.map_or(0, Leaf::count);
         plan.clear();
         let (mut taken, mut at, mut new, mut before, mut pack) = (0, 0, 0, 0, false);
+        let mut tombstones = 0;
         for (key, entry) in batch.iter().take(BATCH) {
             assert!(key.len() <= MAX_KEY, "a key of {} bytes", key.len());
             if taken > 0 && spot.leaf.is_some_and(|leaf| !leaf.covers(key)) {
@@ -175,6 +176,7 @@ impl<L: RawLatch> KeyIndex<L> {
                         plan.push_old(leaf, at, place);
                     }
                     plan.push_new(key, value);
+                    tombstones += u64::from(entry.tombstone);
                     (at, new) = (place, new + 1);
                 }
             }
@@ -188,6 +190,7 @@ impl<L: RawLatch> KeyIndex<L> {
         }
         self.install(&spot, plan, pack, budget).ok_or(Refused { before, new })?;
         self.keys.fetch_add(new as u64, Ordering::Release);
+        self.tombstones.fetch_add(tombstones, Ordering::Release);
         *inserted += new;
         Ok(taken)
     }
@@ -204,6 +207,7 @@ impl<L: RawLatch> KeyIndex<L> {
         let now = IndexEntry::decode(value.load(Ordering::Relaxed));
         let next = now.map_or(new, |now| change(now, new));
         value.store(next.encode()?, Ordering::Release);
+        self.count_tombstone(now, Some(next));
         if now.is_none() {
             leaf.set_dead(leaf.dead() - 1);
             self.keys.fetch_add(1, Ordering::Release);
@@ -211,9 +215,21 @@ impl<L: RawLatch> KeyIndex<L> {
         Some(now.is_none())
     }
 
+    /// The entry of a key has changed; `None`: it is dead.
+    pub(super) fn count_tombstone(&self, before: Option<IndexEntry>, after: Option<IndexEntry>) {
+        let tombstone = |entry: Option<IndexEntry>| entry.is_some_and(|entry| entry.tombstone);
+        match (tombstone(before), tombstone(after)) {
+            (false, true) => self.tombstones.fetch_add(1, Ordering::Release),
+            (true, false) => self.tombstones.fetch_sub(1, Ordering::Release),
+            _ => return,
+        };
+    }
+
     /// Marks a key dead that is alive.
     pub(super) fn kill(&self, leaf: Leaf<'_>, at: usize) {
-        leaf.value(at).store(DEAD, Ordering::Release);
+        let value = leaf.value(at);
+        self.count_tombstone(IndexEntry::decode(value.load(Ordering::Relaxed)), None);
+        value.store(DEAD, Ordering::Release);
         leaf.set_dead(leaf.dead() + 1);
         self.keys.fetch_sub(1, Ordering::Release);
     }

@@ -388,9 +388,8 @@ impl<H: Host> Shared<H> {
     /// garbage. `None`: nobody knows.
     fn garbage(&self, view: &SuperVersion) -> Option<Garbage> {
         let rows: u64 = view.runs.iter().map(|run| run.shape.rows).sum();
-        let tombstones: u64 = view.runs.iter().map(|run| run.shape.tombstones).sum();
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
-            let live = (self.index.len() as u64).saturating_sub(tombstones);
+            let live = self.index.rows();
             return Some(Garbage { dead: rows.saturating_sub(live), live });
         }
         // Who looks at a key before he writes it says what he has replaced.

@@ -106,7 +106,7 @@ pub fn runs(open: &Open) -> Vec<RunDesc> {
     open.tree.manifest().runs
 }
 
-/// Live rows, nearly: keys that the index knows, or, where it does not know all runs, keys of all runs, without regard to
+/// Live rows, nearly: those that the index knows, or, where it does not know all runs, keys of all runs, without regard to
 /// those that stand in several.
 pub fn live_rows(open: &Open) -> f64 {
     let runs = runs(open);
@@ -118,8 +118,8 @@ pub fn live_rows(open: &Open) -> f64 {
         (view.indexed_from, view.memtables().map(|memtable| memtable.table.rows()).sum::<u64>())
     };
     let complete = runs.first().is_none_or(|oldest| indexed_from <= oldest.last_l0);
-    let keys = if complete { in_runs.min(shared.index.len() as u64) } else { in_runs };
-    (keys.saturating_sub(tombstones) + in_memtables) as f64
+    let on_disk = if complete { shared.index.rows() } else { in_runs.saturating_sub(tombstones) };
+    (on_disk + in_memtables) as f64
 }
 
 /// Below this transaction id nobody need be looked up: the runs know that their writers have committed, and what is still in
