@@ -444,6 +444,9 @@ def out_of_memory(directory, servers, rng, rounds):
     group = ControlGroup(f"loosekv-oom-{os.getpid()}")
     done = {}
     try:
+        if group.has_memory:
+            # Before anybody is in it: what is held already need not be given back.
+            group.limit(1 << 16)
         for number in range(rounds):
             kind = ("loosekv worker", "[local]")[number % 2]
             load = lib.Load(server, directory, [lib.Writer(i) for i in range(4)] + [lib.maintenance], f"oom-{number}").start()
@@ -483,7 +486,6 @@ def strike(server, group, kind, rng):
                     procs.write(str(rng.choice(victims)))
             except ProcessLookupError:
                 continue
-            group.limit(1 << 16)
         elif victims:
             server.kill_one(rng, kind)
         time.sleep(0.05)

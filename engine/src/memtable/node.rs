@@ -250,9 +250,6 @@ impl Node {
         }
     }
 
-    /// Does the node stand before the place that is looked for? Keys ascend as unsigned bytes, a key before its
-    /// extensions; within a key the rows descend.
-    ///
     /// The first word of its key.
     ///
     /// # Safety
@@ -263,6 +260,9 @@ impl Node {
         u64::from_be(unsafe { self.0.add(HOT).cast::<u64>().read() })
     }
 
+    /// Does the node stand before the place that is looked for? Keys ascend as unsigned bytes, a key before its
+    /// extensions; within a key the rows descend.
+    ///
     /// # Safety
     /// As for the type.
     #[inline(always)]

@@ -187,8 +187,13 @@ impl Feed {
         // SAFETY: a scan of our table.
         unsafe {
             // Of one participant: the leader.
-            if older && pg_sys::ParallelWorkerNumber < 0 {
-                self.older(&Open::new(table), xact::oldest_visible(table), evaluation);
+            if pg_sys::ParallelWorkerNumber < 0 {
+                let open = Open::new(table);
+                if older {
+                    self.older(&open, xact::oldest_visible(table), evaluation);
+                } else {
+                    tell_of_snapshot(&open, (*scan).rs_snapshot);
+                }
             }
             let forward = pg_sys::ScanDirection::ForwardScanDirection;
             while super::table_scan::next(scan, forward, evaluation.slot) {
@@ -206,6 +211,7 @@ impl Feed {
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
             let open = Open::new(table);
+            tell_of_snapshot(&open, snapshot);
             let mut scan = KeyScan::new(&open, snapshot, KeyScan::everything());
             while open.ok(scan.next(&open, Direction::Forward)) {
                 pgrx::check_for_interrupts!();
@@ -302,6 +308,14 @@ impl Feed {
             }
         }
     }
+}
+
+/// An index is built of what this snapshot sees. Before it is used PostgreSQL waits for those who have older ones, but not for
+/// those on standbys.
+unsafe fn tell_of_snapshot(open: &Open, snapshot: pg_sys::Snapshot) {
+    // SAFETY: the snapshot is registered for the time of the build.
+    let end = unsafe { xact::full((*snapshot).xmax) };
+    open.ok(open.tree.tell_superseded(Writer(end)));
 }
 
 /// Versions, some of them the newest of their keys, that were superseded by writers that not every snapshot sees. In the order
