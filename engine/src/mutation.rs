@@ -62,6 +62,8 @@ switches! {
         I11SnapshotsIgnored,
         /// An index entry is changed by taking it out and putting it in again.
         I12RemoveAndInsert,
+        /// The key filter is not told of a key that was dead in its leaf and comes to life.
+        RevivedKeyNotTold,
         /// After a crash row ids go on from the meta page, whatever the row log holds.
         I13RowIdsReused,
         /// After a crash generations go on from the newest run, whatever the row log holds.

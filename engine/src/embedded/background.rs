@@ -102,13 +102,13 @@ fn merge_and_rest(core: &Core) {
 
 /// Lets other threads go first where there are fewer cores than threads with work: writers and readers wait for those, and for
 /// flushes. Merges that lag behind cost nobody anything until there are so many runs that writers are slowed. And who gets his core
-/// back waits for no more than a short turn.
+/// back waits for no more than a short turn; that a thread of ours has been woken takes no core away from anybody.
 #[cfg(target_os = "linux")]
 fn stand_back(nice: u8) {
     // SAFETY: plain data, for which zeros are a value.
     let mut wish: libc::sched_attr = unsafe { std::mem::zeroed() };
     wish.size = size_of::<libc::sched_attr>() as u32;
-    wish.sched_policy = libc::SCHED_OTHER as u32;
+    wish.sched_policy = libc::SCHED_BATCH as u32;
     wish.sched_nice = nice.into();
     wish.sched_runtime = TURN.as_nanos() as u64;
     // SAFETY: a system call, about the calling thread alone. That it may be refused does no harm; systems that know nothing of

@@ -21,7 +21,7 @@ use std::cmp::Ordering;
 use std::marker::PhantomData;
 use std::mem::{align_of, size_of, MaybeUninit};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Most keys of a leaf.
 pub(super) const MOST_KEYS: usize = 128;
@@ -422,10 +422,11 @@ pub(super) struct LeafWriter {
 }
 
 impl LeafWriter {
-    /// Takes the block from the heap, where the caller has reserved it.
+    /// Takes the block from the heap, where the caller has reserved it; first frees what was left to whoever comes next.
     pub(super) fn new(shape: Shape, prefix: &[u8], high: Option<&[u8]>) -> LeafWriter {
         let size = shape.size();
         debug_assert!(prefix.len() == shape.prefix && high.map(<[u8]>::len) == shape.high);
+        free_left();
         let layout = layout(size);
         // SAFETY: the size is not 0.
         let base = loosekv_shm::scope::with(|| unsafe { std::alloc::alloc(layout) });
@@ -510,6 +511,49 @@ impl LeafWriter {
 fn layout(size: usize) -> std::alloc::Layout {
     // The alignment is that of the heap's objects; the size has been given out before, or is that of a leaf.
     std::alloc::Layout::from_size_align(size, align_of::<u64>()).unwrap_or_else(|_| unreachable!("a leaf is small"))
+}
+
+/// Leaves in private memory that nobody uses any more: a list through their blocks, behind the size.
+static LEFT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// Where in the block of a leaf that was left the address of the next one is.
+const NEXT: usize = 8;
+
+const _: () = assert!(NEXT + size_of::<*mut u8>() <= size_of::<Header>());
+
+/// Frees a leaf's block, or leaves that to the next who makes a leaf. For whoever was pinned last is often a writer or a reader of
+/// the store, and the allocator's lock the one under which the flush makes leaves.
+///
+/// # Safety
+/// Nobody can reach it.
+pub(super) unsafe fn leave(base: NonNull<u8>) {
+    if loosekv_shm::heap::attached() {
+        // SAFETY: the caller's promise. The heap has no such lock.
+        return unsafe { free(base) };
+    }
+    let mut first = LEFT.load(Relaxed);
+    loop {
+        // SAFETY: the block is ours, and longer than its header.
+        unsafe { base.as_ptr().add(NEXT).cast::<*mut u8>().write(first) };
+        match LEFT.compare_exchange_weak(first, base.as_ptr(), Release, Relaxed) {
+            Ok(_) => return,
+            Err(now) => first = now,
+        }
+    }
+}
+
+/// Frees what was left.
+fn free_left() {
+    if LEFT.load(Relaxed).is_null() {
+        return;
+    }
+    let mut next = NonNull::new(LEFT.swap(ptr::null_mut(), Acquire));
+    while let Some(leaf) = next {
+        // SAFETY: taken out of the list, it is ours alone; `leave` has written there what follows.
+        unsafe {
+            next = NonNull::new(leaf.as_ptr().add(NEXT).cast::<*mut u8>().read());
+            free(leaf);
+        }
+    }
 }
 
 /// Frees a leaf's block.

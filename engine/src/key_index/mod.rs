@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A look-up takes the last entry of the directory that is not above the key, loads its leaf, and searches there.
-//! The first leaf has no entry: it is where the look-up lands that finds none.
+//! The first leaf has no entry: it is where the look-up lands that finds none. Before all that a look-up asks the key filter
+//! (`filter.rs`), which knows of most keys that are not there.
 //!
 //! - I3: an entry names the newest installed run containing the key, values and tombstones alike; it only moves
 //!   forward.
@@ -35,6 +36,7 @@
 
 mod build;
 mod chunk;
+mod filter;
 mod key;
 mod leaf;
 mod scan;
@@ -52,6 +54,7 @@ use crate::host::Budget;
 use crate::mutation::{on, Mutation::*};
 use crate::types::L0Id;
 use crossbeam_skiplist::base::SkipList;
+use filter::KeyFilters;
 use key::{IndexKey, Probe};
 use leaf::{Leaf, DEAD};
 use loosekv_shm::scope::Scope;
@@ -97,6 +100,7 @@ pub struct KeyIndex<L: RawLatch> {
     tombstones: AtomicU64,
     /// What this index has added to the budget.
     bytes: AtomicU64,
+    filters: KeyFilters,
 }
 
 /// The newer one of an entry that is there and one that comes.
@@ -131,6 +135,7 @@ impl<L: RawLatch> KeyIndex<L> {
             keys: AtomicU64::new(0),
             tombstones: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            filters: KeyFilters::default(),
         }
     }
 
@@ -148,16 +153,19 @@ impl<L: RawLatch> KeyIndex<L> {
         self.len() == 0
     }
 
-    /// Bytes of all leaves and entries of the directory, as accounted in the budget.
+    /// Bytes of all leaves, entries of the directory and filters, as accounted in the budget.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     pub fn get(&self, key: &[u8]) -> Option<IndexEntry> {
-        let probe = Probe::new(key);
         // Searching the directory may take out of it what was removed, and retire that.
         let _scope = Scope::enter();
         let pin = epoch::pin();
+        if !self.filters.may_have(key) {
+            return None;
+        }
+        let probe = Probe::new(key);
         loop {
             let slot = match self.directory.upper_bound(Bound::Included(&*probe), &pin) {
                 Some(entry) => entry.value(),

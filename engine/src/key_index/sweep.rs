@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Debug)]
 pub struct SweepCursor {
     /// The next key to look at.
-    from: Vec<u8>,
-    started: bool,
-    done: bool,
+    pub(super) from: Vec<u8>,
+    pub(super) started: bool,
+    pub(super) done: bool,
 }
 
 impl Default for SweepCursor {
@@ -67,6 +67,9 @@ impl<L: RawLatch> KeyIndex<L> {
             let (looked, taken) = self.sweep_leaf(&wanted, cursor, left, budget);
             removed += taken;
             left -= looked.clamp(1, left);
+        }
+        if removed > 0 && self.wants_filter() {
+            self.keep_filter(budget);
         }
         removed
     }

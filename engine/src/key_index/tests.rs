@@ -82,7 +82,7 @@ fn check(index: &Index, model: &Model, budget: &Budget) {
     assert_eq!((index.bytes(), used(budget)), (bytes, bytes));
 }
 
-/// Looks at the structure, which nobody changes meanwhile; returns the bytes that are in it.
+/// Looks at the structure, which nobody changes meanwhile; returns the bytes that are in it and its filters.
 fn audit(index: &Index, keys: usize) -> u64 {
     let pin = epoch::pin();
     let (mut bytes, mut alive, mut last) = (0, 0, None::<Vec<u8>>);
@@ -115,7 +115,7 @@ fn audit(index: &Index, keys: usize) -> u64 {
         at = next.and_then(|entry| Some((unsafe { entry.value().load() }?, entry.next())));
     }
     assert_eq!(alive, keys);
-    bytes
+    bytes + index.filter_bytes()
 }
 
 #[test]
@@ -496,7 +496,9 @@ fn ascending_keys_fill_leaves() {
             index.raise_batch(&batch, &budget).expect("room");
         }
         assert_eq!(index.directory.len() + 1, 20_000usize.div_ceil(leaf::MOST_KEYS));
-        assert!(index.bytes() < 20_000 * 9, "{} bytes", index.bytes());
+        let bytes = index.bytes() - index.filter_bytes();
+        assert!(bytes < 20_000 * 9, "{bytes} bytes");
+        assert!((16_384..5 * 20_000).contains(&index.filter_bytes()), "{} bytes", index.filter_bytes());
     }
 }
 
@@ -572,5 +574,25 @@ fn leaves_are_of_many_sizes() {
         }
         let (leaves, most) = (sizes.iter().sum::<usize>(), *sizes.iter().max().unwrap());
         assert!(leaves >= 300 && 3 * most < leaves, "{sizes:?}");
+    }
+}
+
+/// However keys come, those that do not are told apart by the filter, mostly.
+#[test]
+fn the_filter_grows_with_the_index() {
+    for (ascending, piece) in [(true, 700), (false, 700), (true, 1), (false, 50)] {
+        let (index, budget) = (Index::new(), plenty());
+        let key = |i: u64| if ascending { i * 2 } else { i.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 }.to_be_bytes();
+        let mut keys: Vec<_> = (0..40_000u64).map(key).collect();
+        for piece in keys.chunks_mut(piece) {
+            piece.sort_unstable();
+            let batch: Vec<_> = piece.iter().map(|key| (key.as_slice(), at(1, false))).collect();
+            index.raise_first(&batch, &budget).expect("room");
+        }
+        let _pin = epoch::pin();
+        assert!(keys.iter().all(|key| index.filters.may_have(key)));
+        let wrong =
+            keys.iter().filter(|key| index.filters.may_have(&(u64::from_be_bytes(**key) ^ 1).to_be_bytes())).count();
+        assert!(wrong < keys.len() / 20, "{wrong} of {} keys that are not there", keys.len());
     }
 }

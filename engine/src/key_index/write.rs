@@ -14,6 +14,7 @@ use super::key::{IndexKey, Probe, INLINE};
 use super::leaf::{self, Leaf, DEAD, MOST_KEYS, MOST_WEIGHT};
 use super::{Ahead, Full, IndexEntry, KeyIndex, LeafSlot};
 use crate::host::Budget;
+use crate::mutation::{on, Mutation::*};
 use crate::types::MAX_KEY;
 use loosekv_shm::scope::Scope;
 use loosekv_shm::{epoch, Needs, RawLatch};
@@ -112,13 +113,14 @@ impl<L: RawLatch> KeyIndex<L> {
         debug_assert!(batch.is_sorted_by(|a, b| a.0 < b.0), "the keys of a batch ascend");
         let (mut done, mut inserted, mut plan) = (0, 0, Plan::before(ahead));
         while done < batch.len() {
-            let _held = self.latch.write();
+            let held = self.latch.write();
             for _ in 0..LEAVES_A_HOLD {
                 let Some(rest) = batch.get(done..).filter(|rest| !rest.is_empty()) else { break };
                 let mut most = NEW_KEYS;
                 let step = loop {
                     match self.put_into_leaf(rest, most, budget, &change, &mut plan, &mut inserted) {
                         Ok(step) => break step,
+                        Err(refused) if refused.new > 0 && self.give_up_filters(budget) => {}
                         Err(refused) if refused.new > 1 => most = refused.new / 2,
                         Err(refused) => {
                             let limit = budget.limit.load(Ordering::Relaxed);
@@ -127,6 +129,11 @@ impl<L: RawLatch> KeyIndex<L> {
                     }
                 };
                 done += step;
+            }
+            let filter_wanting = self.filters.wanting(self.len() as u64);
+            drop(held);
+            if filter_wanting {
+                self.keep_filter(budget);
             }
         }
         Ok(inserted)
@@ -155,7 +162,7 @@ impl<L: RawLatch> KeyIndex<L> {
                 break;
             }
             match spot.leaf.map_or(Err(0), |leaf| leaf.find(key).map(|at| (leaf, at))) {
-                Ok((leaf, at)) => match self.change(leaf, at, *entry, &change) {
+                Ok((leaf, at)) => match self.change(leaf, at, key, *entry, &change) {
                     Some(revived) => *inserted += usize::from(revived),
                     None if new > 0 => break,
                     None => return Err(Refused { before: taken, new }),
@@ -175,6 +182,7 @@ impl<L: RawLatch> KeyIndex<L> {
                     if let Some(leaf) = spot.leaf {
                         plan.push_old(leaf, at, place);
                     }
+                    self.filters.tell(key);
                     plan.push_new(key, value);
                     tombstones += u64::from(entry.tombstone);
                     (at, new) = (place, new + 1);
@@ -200,14 +208,18 @@ impl<L: RawLatch> KeyIndex<L> {
         &self,
         leaf: Leaf<'_>,
         at: usize,
+        key: &[u8],
         new: IndexEntry,
         change: impl Fn(IndexEntry, IndexEntry) -> IndexEntry,
     ) -> Option<bool> {
         let value = leaf.value(at);
         let now = IndexEntry::decode(value.load(Ordering::Relaxed));
-        let next = now.map_or(new, |now| change(now, new));
-        value.store(next.encode()?, Ordering::Release);
-        self.count_tombstone(now, Some(next));
+        let next = now.map_or(new, |now| change(now, new)).encode()?;
+        if now.is_none() && !on(RevivedKeyNotTold) {
+            self.filters.tell(key);
+        }
+        value.store(next, Ordering::Release);
+        self.count_tombstone(now, IndexEntry::decode(next));
         if now.is_none() {
             leaf.set_dead(leaf.dead() - 1);
             self.keys.fetch_add(1, Ordering::Release);
@@ -266,11 +278,11 @@ impl<L: RawLatch> KeyIndex<L> {
         }
         if let Some(old) = spot.slot.swap(in_place.take()) {
             // SAFETY: nobody who pins from now on finds it; it is in the heap, and told by one word.
-            unsafe { pin.defer_unchecked(move || leaf::free(old)) };
+            unsafe { pin.defer_unchecked(move || leaf::leave(old)) };
         }
     }
 
-    fn account(&self, budget: &Budget, more: u64, less: u64) {
+    pub(super) fn account(&self, budget: &Budget, more: u64, less: u64) {
         for of in [&self.bytes, &budget.used] {
             of.fetch_add(more, Ordering::Relaxed);
             of.fetch_sub(less, Ordering::Relaxed);

@@ -8,7 +8,8 @@
 //!
 //! An offset is followed by `base + offset * 8`, whatever chunk it is in. In the shared heap the base is that of the
 //! heap, the same in every process, and chunks are blocks of the heap, small ones first. Without a shared heap there is
-//! one chunk: a range of addresses as large as the arena may become, of which only the pages touched cost memory.
+//! one chunk: a range of addresses as large as the arena may become, of which only the pages touched cost memory. The range
+//! of the arena that was freed last is kept for the next one ([`spare`]).
 //!
 //! Blocks are handed out without a lock; only a new chunk is fetched by one appender at a time.
 
@@ -80,7 +81,7 @@ impl Arena {
             return Some(Arena::with(base, Source::Heap, capacity, pack(0, 0)));
         }
         let bytes = capacity.min(u32::MAX as usize * UNIT).next_multiple_of(PAGE);
-        let base = range::take(bytes)?;
+        let base = spare::take(bytes).or_else(|| range::take(bytes))?;
         // The first line stays unused: offset 0 means none.
         let end = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX);
         let arena = Arena::with(base.as_ptr(), Source::Range { bytes }, capacity, pack(8, end));
@@ -234,7 +235,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         if let Source::Range { bytes } = self.source {
             // SAFETY: the range is ours, and nobody refers to it any more.
-            unsafe { range::give_back(self.base, bytes) };
+            unsafe { spare::put(self.base, bytes) };
             return;
         }
         let mut chunk = *self.growth.chunks.get_mut();
@@ -243,6 +244,55 @@ impl Drop for Arena {
             let Chunk { next, bytes } = unsafe { block.as_ptr().read() };
             self.free(block.cast(), bytes);
             chunk = next;
+        }
+    }
+}
+
+mod spare {
+    //! One range that nobody uses. It is often a writer who frees a memtable, as the last one who was pinned; to unmap it
+    //! stops all threads of the process for milliseconds, and the next memtable would have to get its pages again.
+    use super::range;
+    use std::ptr::{self, NonNull};
+    use std::sync::{Mutex, PoisonError};
+
+    /// Larger ones are given back at once.
+    const LARGEST: usize = 64 << 20;
+
+    struct Range {
+        start: *mut u8,
+        bytes: usize,
+    }
+
+    // SAFETY: nobody else refers to the range.
+    unsafe impl Send for Range {}
+
+    impl Drop for Range {
+        fn drop(&mut self) {
+            if !self.start.is_null() {
+                // SAFETY: from `range::take`, with this length; it was not taken out.
+                unsafe { range::give_back(self.start, self.bytes) };
+            }
+        }
+    }
+
+    static SPARE: Mutex<Option<Range>> = Mutex::new(None);
+
+    /// The spare range if it has this length; what was written to it is still there.
+    pub(super) fn take(bytes: usize) -> Option<NonNull<u8>> {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        let range = spare.as_mut().filter(|range| range.bytes == bytes)?;
+        let start = NonNull::new(std::mem::replace(&mut range.start, ptr::null_mut()));
+        *spare = None;
+        start
+    }
+
+    /// # Safety
+    /// The range is from [`range::take`], with the same length, and not used any more.
+    pub(super) unsafe fn put(start: *mut u8, bytes: usize) {
+        let range = Range { start, bytes };
+        if bytes <= LARGEST {
+            let before = SPARE.lock().unwrap_or_else(PoisonError::into_inner).replace(range);
+            drop(before);
         }
     }
 }

@@ -50,9 +50,12 @@ pub(super) struct Lane {
     page: Option<u32>,
     /// No row on the page is a tombstone or a pointer.
     plain: bool,
-    /// The word of each row's key, from `next` on when they were first wanted; empty: not wanted yet.
+    /// The word of each row's key, from `next` on when they were first wanted, up to where they have been wanted.
     words: Vec<u64>,
 }
+
+/// Rows of a run whose words are taken at once.
+const WORDS_AT_ONCE: usize = 12;
 
 /// What stops a stretch: a key, and its word.
 type Limit<'a> = Option<(u64, &'a [u8])>;
@@ -199,9 +202,11 @@ impl Lane {
 
     fn fill_words<H: Host>(&mut self, source: &Source<H>, words: &Words) {
         let Source::Run { cursor, .. } = source else { return };
-        if let (true, Some((_, layout, image, _))) = (self.words.is_empty(), cursor.window()) {
+        if let (true, Some((_, layout, image, _))) = (self.words.len() <= self.next, cursor.window()) {
+            // Each row is a line of cache to fetch, and of a run that has few of the rows few are wanted.
+            let end = if self.once { self.rows.min(self.next + WORDS_AT_ONCE) } else { self.rows };
             self.words.resize(self.next, 0);
-            let suffixes = (self.next..self.rows).map(|row| layout.suffix(image, row).unwrap_or_default());
+            let suffixes = (self.next..end).map(|row| layout.suffix(image, row).unwrap_or_default());
             words.of_page(layout.prefix(image), suffixes, &mut self.words);
         }
     }
@@ -304,7 +309,12 @@ fn merge<H: Host>(
         if !lane.take_below((layout, image), number, stop, found)? {
             break;
         }
-        let Some(word) = lane.word() else { break };
+        let Some(word) = lane.word() else {
+            if lane.next < lane.rows {
+                continue;
+            }
+            break;
+        };
         top.word = word;
         sift(sources, lanes, view, heap, 0);
         if heap.first().is_some_and(|top| top.source != number) {

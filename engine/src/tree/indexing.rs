@@ -75,6 +75,7 @@ impl<H: Host> Tree<'_, H> {
             self.host.merging(self)?;
             self.host.at_work(Work::Index, u64::from(page) + 1, total);
         }
+        self.shared.index.fill_filter(budget);
         let (from, mut claimed) = (desc.first_l0, true);
         self.set_indexed_from(|now| {
             // A flush that found the index full has made room meanwhile: what was put in may be gone.

@@ -22,8 +22,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const GUIDED_KEYS_A_RUN: usize = 4;
 /// The least and the most of them.
 const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) };
-/// Keys from which on a merge of several sources looks ahead: a short scan would look at more of the pages than it needs.
-const AHEAD_FROM: u32 = if cfg!(test) { 2 } else { 16 };
+/// Keys from which on a merge of several sources looks ahead: who wants but the first is spared a look at those that follow.
+const AHEAD_FROM: u32 = 2;
 /// Chains of runs from which on guiding pays.
 const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 6 };
 

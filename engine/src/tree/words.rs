@@ -103,13 +103,20 @@ fn first_bytes(key: &[u8]) -> u64 {
     if let Some(first) = key.first_chunk() {
         return u64::from_be_bytes(*first);
     }
-    // Of a short key, both halves at once; where they overlap they say the same.
-    let unused = 64 - 8 * key.len() as u32;
-    match (key.first_chunk(), key.last_chunk()) {
-        (Some(first), Some(last)) => {
-            u64::from(u32::from_be_bytes(*first)) << 32 | u64::from(u32::from_be_bytes(*last)) << unused
+    // Of a short key, both halves at once, or the first, the middle and the last byte; where they overlap they say the same.
+    let length = key.len();
+    match (key.first_chunk(), key.last_chunk(), key) {
+        (Some(first), Some(last), _) => {
+            u64::from(u32::from_be_bytes(*first)) << 32 | u64::from(u32::from_be_bytes(*last)) << (64 - 8 * length)
         }
-        _ => key.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)).checked_shl(unused).unwrap_or(0),
+        (_, _, [first, .., last]) => {
+            let middle = key.get(length / 2).copied().unwrap_or(0);
+            u64::from(*first) << 56
+                | u64::from(middle) << (56 - 8 * (length / 2))
+                | u64::from(*last) << (64 - 8 * length)
+        }
+        (_, _, [only]) => u64::from(*only) << 56,
+        _ => 0,
     }
 }
 

@@ -66,6 +66,7 @@ const TABLE: &[(Mutation, By)] = &[
     (I10NotSeenByAll, Scenario(stale_values_are_dropped_early)),
     (I11SnapshotsIgnored, Model(Calm)),
     (I12RemoveAndInsert, Race),
+    (RevivedKeyNotTold, Scenario(a_key_that_comes_to_life_is_found)),
     (I13RowIdsReused, Model(Calm)),
     (I13GenerationsReused, Model(Calm)),
     (I14OldestFirst, Model(Calm)),
@@ -130,6 +131,26 @@ fn an_entry_raised_meanwhile_stays() {
 #[test]
 fn an_entry_that_was_raised_meanwhile_stays() {
     an_entry_raised_meanwhile_stays();
+}
+
+/// Keys that the key filter was made without are found when they come back, also where they are still in their leaf, dead.
+fn a_key_that_comes_to_life_is_found() {
+    let (index, budget) = (KeyIndex::<ThreadLatch>::new(), Budget::default());
+    budget.limit.store(u64::MAX, Relaxed);
+    let entry = IndexEntry { l0: L0Id(1), tombstone: false };
+    let raise = |i: u32| index.raise(&i.to_be_bytes(), entry, &budget).unwrap();
+    (0..1000).for_each(raise);
+    (0..1000u32).step_by(7).for_each(|i| assert!(index.remove_if(&i.to_be_bytes(), entry, &budget)));
+    // Larger filters take the place of the first ones.
+    (1000..20_000).for_each(raise);
+    (0..1000).step_by(7).for_each(raise);
+    let missing: Vec<u32> = (0..20_000u32).filter(|i| index.get(&i.to_be_bytes()).is_none()).collect();
+    assert_eq!(missing, []);
+}
+
+#[test]
+fn a_key_that_came_to_life_is_found() {
+    a_key_that_comes_to_life_is_found();
 }
 
 /// A key whose entry is raised again and again is found by every reader.

@@ -205,7 +205,7 @@ fn a_run_that_does_not_fit_the_index_is_tried_once() {
     let names: Vec<Vec<u8>> = (0..400u32).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes().to_vec()).collect();
     let rows: Vec<(&[u8], Option<&[u8]>)> = names.iter().map(|name| (name.as_slice(), Some(b"v".as_slice()))).collect();
     run.flush(1, &rows);
-    let needed = budget.used.load(Relaxed);
+    let needed = budget.used.load(Relaxed) - tree.shared().index.filter_bytes();
     budget.limit.store(needed / 2, Relaxed);
     run.flush(2, &[(b"x", Some(b"x2"))]);
     assert_eq!(tree.shared().coverage().from, L0Id(2));
