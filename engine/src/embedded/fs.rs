@@ -52,6 +52,17 @@ pub trait File: Send + Sync {
     fn allocate(&self, len: u64) -> io::Result<bool>;
     /// Maps a range of the file, which may reach past the file's end. `None`: this file system has no mappings.
     fn map(&self, offset: u64, len: usize, writable: bool) -> io::Result<Option<Mapping>>;
+    /// Tells the system what becomes of a range, as far as it wants to know.
+    fn advise(&self, _offset: u64, _len: usize, _advice: Advice) {}
+}
+
+/// See [`File::advise`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// It will be read soon.
+    WillNeed,
+    /// It will not be read soon.
+    DontNeed,
 }
 
 /// A shared mapping of a file.
@@ -239,6 +250,17 @@ impl File for RealFile {
         // SAFETY: advice on the range just mapped.
         unsafe { libc::madvise(mapping.address.as_ptr().cast(), len, libc::MADV_RANDOM) };
         Ok(Some(mapping))
+    }
+
+    fn advise(&self, offset: u64, len: usize, advice: Advice) {
+        let advice = match advice {
+            Advice::WillNeed => libc::POSIX_FADV_WILLNEED,
+            Advice::DontNeed => libc::POSIX_FADV_DONTNEED,
+        };
+        if let (Ok(offset), Ok(len)) = (offset_of(offset), offset_of(len as u64)) {
+            // SAFETY: a system call on an open descriptor; it changes what is cached, and no byte.
+            unsafe { libc::posix_fadvise(self.0.as_raw_fd(), offset, len, advice) };
+        }
     }
 }
 

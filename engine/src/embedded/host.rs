@@ -142,6 +142,10 @@ impl Host for EmbeddedHost {
         page
     }
 
+    fn prefetch(&self, first: PageNo, pages: u32) {
+        self.pages.prefetch(first, pages);
+    }
+
     fn verify_page(&self, page: PageNo) -> Result<()> {
         match page {
             // The meta page has files of its own.

@@ -1,12 +1,15 @@
 //! A cache of copied pages with a budget in bytes: shards of a clock each.
 //!
+//! While there is room every page is taken; then one that was offered before, not long ago: others pass by, as those of a scan do, and
+//! stay where the operating system keeps what was read.
+//!
 //! A page that is being read is kept alive by its readers' references, so eviction never waits; memory in use can exceed the
 //! budget by the pages being read at that moment.
 
 use super::health::lock;
 use crate::page::PageBuf;
 use crate::types::{PageNo, PAGE_SIZE};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 const SHARDS: usize = 16;
@@ -22,6 +25,9 @@ struct Shard {
     places: HashMap<PageNo, usize>,
     slots: Vec<Slot>,
     hand: usize,
+    /// Pages that were offered and not taken, and those of the time before that: as many as the shard has room for.
+    offered: HashSet<PageNo>,
+    offered_before: HashSet<PageNo>,
 }
 
 struct Slot {
@@ -51,10 +57,19 @@ impl PageCache {
         Some(Arc::clone(&slot.buf))
     }
 
-    pub fn insert(&self, page: PageNo, buf: &Arc<PageBuf>) {
-        if let Some(shard) = self.shard(page) {
-            lock(shard).insert(page, Arc::clone(buf), self.room);
+    pub fn has(&self, page: PageNo) -> bool {
+        self.shard(page).is_some_and(|shard| lock(shard).places.contains_key(&page))
+    }
+
+    /// A page that was read. True: it is in the cache now.
+    pub fn offer(&self, page: PageNo, buf: &Arc<PageBuf>) -> bool {
+        let Some(shard) = self.shard(page) else { return false };
+        let mut shard = lock(shard);
+        let taken = shard.slots.len() < self.room || shard.was_offered(page, self.room);
+        if taken {
+            shard.insert(page, Arc::clone(buf), self.room);
         }
+        taken
     }
 
     pub fn remove(&self, page: PageNo) {
@@ -65,6 +80,18 @@ impl PageCache {
 }
 
 impl Shard {
+    /// Whether the page was offered before; it is noted that it is now.
+    fn was_offered(&mut self, page: PageNo, room: usize) -> bool {
+        if self.offered.remove(&page) || self.offered_before.remove(&page) {
+            return true;
+        }
+        if self.offered.len() >= room {
+            self.offered_before = std::mem::take(&mut self.offered);
+        }
+        self.offered.insert(page);
+        false
+    }
+
     fn insert(&mut self, page: PageNo, buf: Arc<PageBuf>, room: usize) {
         let slot = Slot { page, buf, used: false };
         if let Some(old) = self.places.get(&page).and_then(|place| self.slots.get_mut(*place)) {
@@ -111,28 +138,47 @@ mod tests {
         Arc::new(page)
     }
 
+    /// Until it is taken.
+    fn insist(cache: &PageCache, no: PageNo, page: &Arc<PageBuf>) {
+        assert!(cache.offer(no, page) || cache.offer(no, page), "offered twice");
+    }
+
     #[test]
     fn holds_its_budget_and_keeps_what_is_read() {
         let cache = PageCache::new(PAGE_SIZE * SHARDS * 4);
         for round in 0..100u32 {
             let no = PageNo(round * SHARDS as u32);
-            cache.insert(no, &page(round as u8));
+            insist(&cache, no, &page(round as u8));
             // Page 0 is read all the time, and so outlives the others.
             assert_eq!(cache.get(PageNo(0)).unwrap().0[0], 0);
         }
         assert_eq!(lock(&cache.shards[0]).slots.len(), 4);
         assert_eq!(cache.get(PageNo(99 * SHARDS as u32)).unwrap().0[7], 99);
         cache.remove(PageNo(0));
-        assert!(cache.get(PageNo(0)).is_none());
+        assert!(cache.get(PageNo(0)).is_none() && !cache.has(PageNo(0)));
         assert_eq!(lock(&cache.shards[0]).slots.len(), 3);
-        cache.insert(PageNo(99 * SHARDS as u32), &page(5));
+        insist(&cache, PageNo(99 * SHARDS as u32), &page(5));
         assert_eq!(cache.get(PageNo(99 * SHARDS as u32)).unwrap().0[7], 5);
+    }
+
+    #[test]
+    fn pages_that_pass_by_displace_nothing() {
+        let cache = PageCache::new(PAGE_SIZE * SHARDS * 4);
+        let no = |n: u32| PageNo(n * SHARDS as u32);
+        (0..4).for_each(|n| assert!(cache.offer(no(n), &page(n as u8)), "there is room"));
+        (4..1000).for_each(|n| assert!(!cache.offer(no(n), &page(n as u8))));
+        assert!((0..4).all(|n| cache.has(no(n))));
+        // Not long ago, and long ago.
+        assert!(cache.offer(no(998), &page(1)) && cache.has(no(998)));
+        assert!(!cache.offer(no(900), &page(2)));
+        let shard = lock(&cache.shards[0]);
+        assert!(shard.offered.len() <= 4 && shard.offered_before.len() <= 4);
     }
 
     #[test]
     fn no_budget_holds_nothing() {
         let cache = PageCache::new(0);
-        cache.insert(PageNo(1), &page(1));
+        assert!(!cache.offer(PageNo(1), &page(1)));
         assert!(cache.get(PageNo(1)).is_none());
     }
 }

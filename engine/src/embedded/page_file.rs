@@ -11,10 +11,12 @@
 //! Mapped reads cost no copy and no system call: the file is mapped in regions of 8 GiB, each far past the file's end, so
 //! that growing the file never moves anything. The checksum of a mapped page is verified when it is first read after
 //! being written or after the open, and noted in a bitmap. Copied reads (for file systems without mappings, or to stay
-//! within an exact memory budget) go through [`PageCache`] and are verified whenever they come from the file.
+//! within an exact memory budget) go through [`PageCache`] and are verified whenever they come from the file. What the
+//! operating system keeps as well is memory lost: where it keeps so little that reads wait for the device, it is told to drop
+//! what the cache has.
 
 use super::crc32c;
-use super::fs::{File, Fs, Mapping};
+use super::fs::{Advice, File, Fs, Mapping};
 use super::health::{lock, Health};
 use super::page_cache::PageCache;
 use crate::error::{Error, Result};
@@ -25,6 +27,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 pub const PAGES_NAME: &str = "pages.lkv";
 
@@ -83,8 +86,36 @@ pub struct PageFile {
     regions: Box<[OnceLock<Arc<Region>>]>,
     mapping: Mutex<()>,
     cache: PageCache,
+    waits: Waits,
     pub reads: AtomicU64,
     pub written: AtomicU64,
+}
+
+/// How many of the reads wait for the device.
+#[derive(Default)]
+struct Waits {
+    /// In 1024 of the last reads, about.
+    share: AtomicU32,
+}
+
+impl Waits {
+    /// A read that takes longer has waited for a device.
+    const LONG: Duration = Duration::from_micros(12);
+    /// Reads that count.
+    const WINDOW: u32 = 32;
+    const MANY: u32 = 1024 / 8;
+
+    fn note(&self, time: Duration) {
+        let share = self.share.load(Ordering::Relaxed);
+        let now = if time > Waits::LONG { 1024 } else { 0 };
+        // Rounded up, so that it comes to its end in both directions.
+        let next = (share * (Waits::WINDOW - 1) + now).div_ceil(Waits::WINDOW);
+        self.share.store(if now == 0 { next.min(share.saturating_sub(1)) } else { next }, Ordering::Relaxed);
+    }
+
+    fn are_many(&self) -> bool {
+        self.share.load(Ordering::Relaxed) > Waits::MANY
+    }
 }
 
 impl PageFile {
@@ -121,6 +152,7 @@ impl PageFile {
             regions,
             mapping: Mutex::new(()),
             cache: PageCache::new(cache_bytes),
+            waits: Waits::default(),
             reads: AtomicU64::new(0),
             written: AtomicU64::new(0),
         })
@@ -167,15 +199,34 @@ impl PageFile {
         }
         let mut copy = Arc::new(PageBuf::ZERO);
         let buf = Arc::get_mut(&mut copy).ok_or_else(|| Error::structure("a fresh page is shared"))?;
+        let begun = Instant::now();
         let got = self.file.read_at(&mut buf.0, offset_of(page)).map_err(|e| self.io("read", page, e))?;
+        self.waits.note(begun.elapsed());
         if got != PAGE_SIZE {
             return Err(self.damage(page, got, "the file ends within the page".into()));
         }
         if self.verify {
             self.check(page, buf)?;
         }
-        self.cache.insert(page, &copy);
+        if self.cache.offer(page, &copy) && self.waits.are_many() {
+            self.file.advise(offset_of(page), PAGE_SIZE, Advice::DontNeed);
+        }
         Ok(Page::Copied(copy))
+    }
+
+    /// These pages will be read soon. Of a mapped file the system reads pages when they are looked at.
+    pub fn prefetch(&self, first: PageNo, pages: u32) {
+        let mut wanted = first.0..first.0.saturating_add(pages);
+        // Those in the middle are asked for again, if they have to be: it is one request.
+        while !wanted.is_empty() && self.cache.has(PageNo(wanted.start)) {
+            wanted.start += 1;
+        }
+        while !wanted.is_empty() && self.cache.has(PageNo(wanted.end - 1)) {
+            wanted.end -= 1;
+        }
+        if self.regions.is_empty() && !wanted.is_empty() && self.waits.are_many() {
+            self.file.advise(offset_of(PageNo(wanted.start)), wanted.len() * PAGE_SIZE, Advice::WillNeed);
+        }
     }
 
     /// Reads the page from the file once more, whatever is known of it, and checks it.
