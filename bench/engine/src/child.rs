@@ -128,9 +128,12 @@ fn measure(cell: &Cell, store: &dyn Store, values: &Values, opened: Usage, line:
     if let Some(bytes) = line.num("index_bytes") {
         line.set("index_bytes_per_key", bytes / rows as f64);
     }
-    if let (Some(pages), Some(gets)) = (line.num("pages_read_total"), line.num("gets_total").filter(|gets| *gets > 0.0))
-    {
-        line.set("page_reads_per_get", pages / gets);
+    if let Some(gets) = line.num("gets_total").filter(|gets| *gets > 0.0) {
+        for (name, total) in [("page_reads_per_get", "pages_read_total"), ("runs_per_get", "runs_looked_into_total")] {
+            if let Some(total) = line.num(total) {
+                line.set(name, total / gets);
+            }
+        }
     }
     Ok(())
 }

@@ -78,6 +78,7 @@ impl Store for LooseKv {
         let metrics = self.0.metrics();
         let mut named = vec![
             ("gets_total", metrics.gets as f64),
+            ("runs_looked_into_total", metrics.runs_looked_into as f64),
             ("pages_read_total", metrics.pages_read as f64),
             ("log_bytes_total", metrics.log_bytes as f64),
             ("page_bytes_written_total", metrics.page_bytes_written as f64),
