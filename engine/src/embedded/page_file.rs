@@ -216,6 +216,9 @@ impl PageFile {
 
     /// These pages will be read soon. Of a mapped file the system reads pages when they are looked at.
     pub fn prefetch(&self, first: PageNo, pages: u32) {
+        if !self.regions.is_empty() || !self.waits.are_many() {
+            return;
+        }
         let mut wanted = first.0..first.0.saturating_add(pages);
         // Those in the middle are asked for again, if they have to be: it is one request.
         while !wanted.is_empty() && self.cache.has(PageNo(wanted.start)) {
@@ -224,7 +227,7 @@ impl PageFile {
         while !wanted.is_empty() && self.cache.has(PageNo(wanted.end - 1)) {
             wanted.end -= 1;
         }
-        if self.regions.is_empty() && !wanted.is_empty() && self.waits.are_many() {
+        if !wanted.is_empty() {
             self.file.advise(offset_of(PageNo(wanted.start)), wanted.len() * PAGE_SIZE, Advice::WillNeed);
         }
     }

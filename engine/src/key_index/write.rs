@@ -120,8 +120,8 @@ impl<L: RawLatch> KeyIndex<L> {
                 let step = loop {
                     match self.put_into_leaf(rest, most, budget, &change, &mut plan, &mut inserted) {
                         Ok(step) => break step,
-                        Err(refused) if refused.new > 0 && self.give_up_filters(budget) => {}
                         Err(refused) if refused.new > 1 => most = refused.new / 2,
+                        Err(refused) if refused.new == 1 && self.give_up_filters(budget) => {}
                         Err(refused) => {
                             let limit = budget.limit.load(Ordering::Relaxed);
                             return Err(Full { limit, done: done + refused.before });

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! In a settled run all of whose writers the reader sees, the newest version of each key is the one to take: nobody need be asked.
-//! Such runs are merged by the [words](super::words) of their keys, which are taken from a whole page at once; the keys themselves are
-//! only looked at where these are equal. The rows stay on their pages until the scan has gone past them. Forwards only.
+//! Such runs are merged by the [words](super::words) of their keys, which are taken from many rows of a page at once; the keys
+//! themselves are only looked at where these are equal. The rows stay on their pages until the scan has gone past them. Forwards only.
 //!
 //! A stretch ends before the next key of a source that has to be asked about, before a row whose body is in the value log, and
 //! where a page ends. The cursors stay behind where it began, and follow when one of the sources is wanted for itself
