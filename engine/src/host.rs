@@ -32,6 +32,8 @@ pub trait Host: Sized + 'static {
     type Horizon: Horizon;
     /// Extents under construction are named in the meta page before they are written to (hosts with standbys).
     const NAME_PENDING: bool;
+    /// Merges ask for every page beforehand, instead of leaving that to the system after a while.
+    const MERGES_ASK: bool = false;
     /// What is worth tidying while nobody writes, see [`crate::tree`]: a run that is at most so many times as large as those that are
     /// merged with it.
     const TIDY_RATIO: u64 = 4;
@@ -42,10 +44,18 @@ pub trait Host: Sized + 'static {
 
     /// Reads a page; fails when its checksum is wrong or the page is past the end. The caller checks kind and extent.
     fn read_page(&self, page: PageNo) -> Result<Self::Page>;
+    /// As [`Host::read_page`], for one of many pages that are read in their order: the system below may read ahead.
+    fn read_page_in_order(&self, page: PageNo) -> Result<Self::Page> {
+        self.read_page(page)
+    }
     /// Makes a page one that may be kept; `spare` is one that is kept no longer. (Where pins must not outlive a call: a copy.)
     fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
     /// These pages, side by side, will be read soon. A hint.
     fn prefetch(&self, _first: PageNo, _pages: u32) {}
+    /// These places of the page will be looked at next: where it is in memory, and can be found there with a few instructions, the
+    /// processor is to fetch them. A hint.
+    #[inline]
+    fn touch_page(&self, _page: PageNo, _places: impl Iterator<Item = usize>) {}
     /// Whether the page's bytes are whole, as far as the host can tell: a bad page is an error, and no more than that
     /// (for a check, which goes on).
     fn verify_page(&self, page: PageNo) -> Result<()> {

@@ -49,9 +49,9 @@ impl PageKind {
     }
 }
 
-/// Eight KiB, aligned so that whole words in it can be read in place.
+/// Eight KiB, aligned so that whole words in it can be read in place. (No stricter: for that allocators take more room.)
 #[derive(Clone)]
-#[repr(C, align(64))]
+#[repr(C, align(16))]
 pub struct PageBuf(pub [u8; PAGE_SIZE]);
 
 impl PageBuf {

@@ -41,8 +41,8 @@ impl Background {
 #[cfg(target_os = "linux")]
 const TURN: Duration = Duration::from_micros(500);
 
-/// For how long nobody has written.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// For how long nobody has written, or (see [`Calm`]) read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rest {
     Writing,
     /// The store is at rest.
@@ -66,6 +66,46 @@ impl Rest {
     }
 }
 
+/// How calm it is. Merges that are for an idle hour take the cores, the disk and the memory that keeps pages from whoever reads
+/// meanwhile; so many reads put them off as well, but not for ever.
+struct Calm {
+    written: u64,
+    read: u64,
+    last_write: Instant,
+    since: Instant,
+    rest: Rest,
+}
+
+impl Calm {
+    /// So many reads between two looks, of which there are about two a second, are many ...
+    const MANY_READS: u64 = 100;
+    /// ... and put off what is to be done for no longer than that.
+    const LONGEST: Duration = Duration::from_secs(60);
+
+    fn new(now: Instant) -> Calm {
+        Calm { written: u64::MAX, read: 0, last_write: now, since: now, rest: Rest::Writing }
+    }
+
+    /// Takes a look. `work`: it is for work that has come up, and too early to tell.
+    fn look(&mut self, now: Instant, written: u64, read: u64, work: bool) {
+        if written != self.written {
+            (self.written, self.read, self.last_write, self.since) = (written, read, now, now);
+            self.rest = Rest::Writing;
+            return;
+        }
+        if work && self.rest == Rest::Writing {
+            return;
+        }
+        let many = read.saturating_sub(self.read) >= Calm::MANY_READS;
+        if many && self.rest < Rest::Idle && now - self.last_write < Calm::LONGEST {
+            (self.since, self.rest) = (now, Rest::Writing);
+        } else {
+            self.rest = Rest::after(now - self.since);
+        }
+        self.read = read;
+    }
+}
+
 fn run(core: &Core, task: Task) {
     // What the last run of the store left to do.
     core.host().pace.wake(task);
@@ -79,16 +119,14 @@ fn run(core: &Core, task: Task) {
 /// Merges; and does, the longer nothing is written, what is worth while only then.
 fn merge_and_rest(core: &Core) {
     let pace = &core.host().pace;
-    let (mut written, mut since, mut rest) = (u64::MAX, Instant::now(), Rest::Writing);
+    let mut calm = Calm::new(Instant::now());
     loop {
-        let next = pace.next(Task::Merge, rest < Rest::Idle);
-        let (now, before) = (core.changes(), rest);
-        match next {
+        let before = calm.rest;
+        match pace.next(Task::Merge, before < Rest::Idle) {
             Next::Stop => return,
-            _ if now != written => (written, since, rest) = (now, Instant::now(), Rest::Writing),
-            Next::Work if rest == Rest::Writing => {}
-            Next::Work | Next::Quiet => rest = Rest::after(since.elapsed()),
+            next => calm.look(Instant::now(), core.changes(), core.reads(), next == Next::Work),
         }
+        let rest = calm.rest;
         core.set_at_rest(rest >= Rest::Begun, rest >= Rest::Quiet);
         if rest >= Rest::Quiet && before < Rest::Quiet && core.write_out() {
             // What comes of it is to take part in what is done next.
@@ -156,5 +194,55 @@ pub fn step(core: &Core, task: Task) -> Result<bool> {
         Task::Flush => core.flush_one(),
         Task::Merge => Ok(core.compact_one(false)? || core.index_one()? || core.sweep_one()?),
         Task::Sink => core.sink_one(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How the store rests after looks every half second, at each of which so many reads have come since the one before.
+    fn rests(reads: &[u64]) -> Vec<Rest> {
+        let begun = Instant::now();
+        let mut calm = Calm::new(begun);
+        calm.look(begun, 1, 0, false);
+        let mut read = 0;
+        let look = |(at, reads): (u32, &u64)| {
+            read += reads;
+            calm.look(begun + Duration::from_millis(500) * (at + 1), 1, read, false);
+            calm.rest
+        };
+        (0..).zip(reads).map(look).collect()
+    }
+
+    #[test]
+    fn a_store_rests_when_nobody_writes() {
+        let rests = rests(&[1; 10]);
+        assert_eq!(rests.iter().position(|rest| *rest >= Rest::Begun), Some(0));
+        assert_eq!(rests.iter().position(|rest| *rest >= Rest::Quiet), Some(5));
+        assert_eq!(rests.iter().position(|rest| *rest >= Rest::Idle), Some(9));
+    }
+
+    #[test]
+    fn many_reads_put_the_rest_off_but_not_for_ever() {
+        let busy = rests(&[1000; 200]);
+        let first = busy.iter().position(|rest| *rest > Rest::Writing);
+        assert_eq!(first, Some(119), "after a minute");
+        assert_eq!(busy.last(), Some(&Rest::Idle));
+        let some = rests(&[&[1000; 10][..], &[1; 10]].concat());
+        assert_eq!(some.iter().position(|rest| *rest >= Rest::Idle), Some(19), "from the last of the reads on");
+    }
+
+    #[test]
+    fn writes_end_the_rest() {
+        let begun = Instant::now();
+        let mut calm = Calm::new(begun);
+        calm.look(begun, 1, 0, false);
+        calm.look(begun + Rest::IDLE, 1, 0, false);
+        assert!(calm.rest == Rest::Idle);
+        calm.look(begun + 2 * Rest::IDLE, 2, 0, true);
+        assert!(calm.rest == Rest::Writing);
+        calm.look(begun + 3 * Rest::IDLE, 2, 0, true);
+        assert!(calm.rest == Rest::Writing, "work that has come up tells nothing");
     }
 }

@@ -144,6 +144,15 @@ impl Core {
         get(&self.host.counters.changes)
     }
 
+    /// Look-ups and scans since the open.
+    pub fn reads(&self) -> u64 {
+        let scans = self.tree().map_or(0, |tree| {
+            let counters = &tree.shared().counters;
+            get(&counters.guided_scans) + get(&counters.merged_scans)
+        });
+        get(&self.host.counters.gets) + scans
+    }
+
     /// Whether nothing is being written, and whether that has been so for a while.
     pub fn set_at_rest(&self, at_rest: bool, quiet: bool) {
         if let Ok(tree) = self.tree() {

@@ -63,6 +63,8 @@ pub enum Advice {
     WillNeed,
     /// It will not be read soon.
     DontNeed,
+    /// Pages are read here and there: none is to be read that was not asked for.
+    Random,
 }
 
 /// A shared mapping of a file.
@@ -256,6 +258,7 @@ impl File for RealFile {
         let advice = match advice {
             Advice::WillNeed => libc::POSIX_FADV_WILLNEED,
             Advice::DontNeed => libc::POSIX_FADV_DONTNEED,
+            Advice::Random => libc::POSIX_FADV_RANDOM,
         };
         if let (Ok(offset), Ok(len)) = (offset_of(offset), offset_of(len as u64)) {
             // SAFETY: a system call on an open descriptor; it changes what is cached, and no byte.

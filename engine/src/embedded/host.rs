@@ -129,6 +129,8 @@ impl Host for EmbeddedHost {
     type Horizon = SequenceHorizon;
     /// Nobody replays but who writes: an extent that no meta page names is free after a crash.
     const NAME_PENDING: bool = false;
+    /// Of many runs at once the system would read more ahead than a small machine has room for.
+    const MERGES_ASK: bool = true;
     /// Nothing logs what a merge writes.
     const TIDY_RATIO: u64 = 10;
     /// Large values are logged with their rows, so that one frame is all there is of a batch; flushes take them out.
@@ -138,12 +140,21 @@ impl Host for EmbeddedHost {
         self.pages.read(page)
     }
 
+    fn read_page_in_order(&self, page: PageNo) -> Result<Page> {
+        self.pages.read_in_order(page)
+    }
+
     fn hold_page(&self, page: Page, _spare: Option<Page>) -> Page {
         page
     }
 
     fn prefetch(&self, first: PageNo, pages: u32) {
         self.pages.prefetch(first, pages);
+    }
+
+    #[inline]
+    fn touch_page(&self, page: PageNo, places: impl Iterator<Item = usize>) {
+        self.pages.touch(page, places);
     }
 
     fn verify_page(&self, page: PageNo) -> Result<()> {

@@ -77,6 +77,8 @@ pub struct Region {
 
 pub struct PageFile {
     file: Arc<dyn File>,
+    /// The file once more, of which the system may read ahead; if pages are copied.
+    in_order: Option<Arc<dyn File>>,
     name: String,
     storage_id: AtomicU64,
     /// Length in pages.
@@ -113,6 +115,13 @@ impl Waits {
         self.share.store(if now == 0 { next.min(share.saturating_sub(1)) } else { next }, Ordering::Relaxed);
     }
 
+    /// Pages were asked for ahead: what spares the reads that follow their wait does not show that there is none.
+    fn note_request(&self, time: Duration) {
+        if time > Waits::LONG {
+            self.share.store(1024, Ordering::Relaxed);
+        }
+    }
+
     fn are_many(&self) -> bool {
         self.share.load(Ordering::Relaxed) > Waits::MANY
     }
@@ -138,6 +147,13 @@ impl PageFile {
             Reads::Mapped => file.map(0, PAGE_SIZE, false).map_err(|e| Error::io(format!("cannot map {name}"), e))?,
             Reads::Cached { .. } => None,
         };
+        let in_order = match reads {
+            Reads::Mapped => None,
+            Reads::Cached { .. } => {
+                file.advise(0, 0, Advice::Random);
+                Some(fs.open(&path).map_err(|e| Error::io(format!("cannot open {name}"), e))?)
+            }
+        };
         let regions = if probe.is_some() { (0..REGIONS).map(|_| OnceLock::new()).collect() } else { Box::default() };
         let cache_bytes = match reads {
             Reads::Mapped => 0,
@@ -145,6 +161,7 @@ impl PageFile {
         };
         Ok(PageFile {
             file,
+            in_order,
             name,
             storage_id: AtomicU64::new(0),
             pages: AtomicU32::new(pages),
@@ -168,12 +185,21 @@ impl PageFile {
     }
 
     pub fn read(&self, page: PageNo) -> Result<Page> {
+        self.read_by(page, &self.file)
+    }
+
+    /// As [`PageFile::read`], for one of many pages that are read in their order.
+    pub fn read_in_order(&self, page: PageNo) -> Result<Page> {
+        self.read_by(page, self.in_order.as_ref().unwrap_or(&self.file))
+    }
+
+    fn read_by(&self, page: PageNo, file: &Arc<dyn File>) -> Result<Page> {
         if page.0 >= self.pages() {
             return Err(self.damage(page, 0, format!("the file ends at page {}", self.pages())));
         }
         self.reads.fetch_add(1, Ordering::Relaxed);
         if self.regions.is_empty() {
-            return self.read_copied(page);
+            return self.read_copied(page, file);
         }
         let (region, within) = self.region(page)?;
         let offset = within as usize * PAGE_SIZE;
@@ -193,14 +219,14 @@ impl PageFile {
         Ok(mapped)
     }
 
-    fn read_copied(&self, page: PageNo) -> Result<Page> {
+    fn read_copied(&self, page: PageNo, file: &Arc<dyn File>) -> Result<Page> {
         if let Some(found) = self.cache.get(page) {
             return Ok(Page::Copied(found));
         }
         let mut copy = Arc::new(PageBuf::ZERO);
         let buf = Arc::get_mut(&mut copy).ok_or_else(|| Error::structure("a fresh page is shared"))?;
         let begun = Instant::now();
-        let got = self.file.read_at(&mut buf.0, offset_of(page)).map_err(|e| self.io("read", page, e))?;
+        let got = file.read_at(&mut buf.0, offset_of(page)).map_err(|e| self.io("read", page, e))?;
         self.waits.note(begun.elapsed());
         if got != PAGE_SIZE {
             return Err(self.damage(page, got, "the file ends within the page".into()));
@@ -227,8 +253,22 @@ impl PageFile {
         while !wanted.is_empty() && self.cache.has(PageNo(wanted.end - 1)) {
             wanted.end -= 1;
         }
-        if !wanted.is_empty() {
-            self.file.advise(offset_of(PageNo(wanted.start)), wanted.len() * PAGE_SIZE, Advice::WillNeed);
+        if wanted.is_empty() {
+            return;
+        }
+        let begun = Instant::now();
+        self.file.advise(offset_of(PageNo(wanted.start)), wanted.len() * PAGE_SIZE, Advice::WillNeed);
+        self.waits.note_request(begun.elapsed());
+    }
+
+    /// Lets the processor fetch these places of a mapped page.
+    #[inline]
+    pub fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>) {
+        let region = self.regions.get((page.0 / REGION_PAGES) as usize).and_then(OnceLock::get);
+        let Some(region) = region.filter(|_| page.0 < self.pages()) else { return };
+        let offset = (page.0 % REGION_PAGES) as usize * PAGE_SIZE;
+        if let Some(address) = region.mapping.at(offset, PAGE_SIZE) {
+            places.for_each(|at| crate::cpu::prefetch(address.as_ptr().wrapping_add(at)));
         }
     }
 

@@ -271,12 +271,7 @@ impl<'l> Leaf<'l> {
     /// Begins to fetch the heads, which a search looks at one after the other.
     #[inline(always)]
     fn prefetch(self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in 1..HEAD_LINES {
-            use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-            // SAFETY: a prefetch has no effect but on caches, wherever it is.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().wrapping_add(line * LINE).cast_const().cast()) };
-        }
+        (1..HEAD_LINES).for_each(|line| crate::cpu::prefetch(self.base.as_ptr().wrapping_add(line * LINE)));
     }
 
     /// Goes on from `at`, among the keys of this head.

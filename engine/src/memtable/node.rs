@@ -174,12 +174,7 @@ impl Node {
     /// Begins to fetch what a search looks at. Any address will do.
     #[inline(always)]
     pub(super) fn prefetch(self) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: a prefetch has no effect but on caches.
-        unsafe {
-            use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-            _mm_prefetch::<_MM_HINT_T0>(self.0.cast_const().cast());
-        }
+        crate::cpu::prefetch(self.0);
     }
 
     /// # Safety

@@ -7,19 +7,31 @@
 //! ```
 //!
 //! A walk is short, as far as anybody knows, until it has gone on; so what is asked for doubles from request to request then, up
-//! to a bound. A long walk forwards is left to the system below, which has seen by then what goes on, and reads in larger pieces. Both
+//! to a bound. A long walk forwards is left to the system below, where that has seen by then what goes on, and reads in larger pieces. Both
 //! directions are one here: pages are counted from where the direction begins.
 
 use std::ops::Range;
 
 /// Most pages of one request.
 const MOST: u32 = 32;
-/// Pages after which a walk forwards asks for nothing any more.
+/// Pages after which a walk forwards asks for nothing any more, if the system below reads ahead by itself ...
 const LONG: u32 = 128;
+/// ... or for so many at once.
+const MOST_OF_LONG: u32 = 128;
+
+/// Who is to ask for the pages of a long walk forwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Long {
+    /// Nobody: the system below reads ahead by itself.
+    #[default]
+    System,
+    Walk,
+}
 
 /// What a walk has asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ahead {
+    pub long: Long,
     backward: bool,
     /// Where the walk began, and where it is.
     from: u32,
@@ -37,7 +49,7 @@ impl Ahead {
     /// A walk begins at page `at` of so many; so many more are expected. What to ask for: that page, too.
     pub fn begin(&mut self, at: u32, backward: bool, pages: u32, more: u32) -> Range<u32> {
         let at = count(at, backward, pages);
-        *self = Ahead { backward, from: at, at, walked: self.walked, ..Ahead::default() };
+        *self = Ahead { backward, from: at, at, walked: self.walked, long: self.long, ..Ahead::default() };
         self.window = more.saturating_add(1).min(MOST);
         self.requests = 1;
         self.ask(self.at, pages)
@@ -48,23 +60,32 @@ impl Ahead {
     pub fn enter(&mut self, at: u32, backward: bool, pages: u32) -> Range<u32> {
         let at = count(at, backward, pages);
         if self.backward != backward || at != self.at.wrapping_add(1) {
-            *self = Ahead { backward, from: at, until: at, walked: self.walked, ..Ahead::default() };
+            *self = Ahead { backward, from: at, until: at, walked: self.walked, long: self.long, ..Ahead::default() };
         }
         self.at = at;
         self.walked = self.walked.saturating_add(1);
         let left = self.until.saturating_sub(at);
         let early = self.requests > 1 && left <= self.window / 2;
-        let long = !backward && at - self.from >= LONG;
-        if (left > 0 && !early) || long || self.until >= pages {
+        if (left > 0 && !early) || self.is_left_to_system() || self.until >= pages {
             return 0..0;
         }
         self.window = match self.requests {
             0 | 1 => self.window / 2,
             _ => self.window.saturating_mul(2),
         };
-        self.window = self.window.clamp(2, MOST);
+        self.window = self.window.clamp(2, if self.is_long() { MOST_OF_LONG } else { MOST });
         self.requests = self.requests.saturating_add(1);
         self.ask(self.until.max(at), pages)
+    }
+
+    fn is_long(&self) -> bool {
+        !self.backward && self.at - self.from >= LONG
+    }
+
+    /// The walk asks for nothing any more: the system below has seen where it goes.
+    #[inline]
+    pub fn is_left_to_system(&self) -> bool {
+        self.is_long() && self.long == Long::System
     }
 
     /// The window from `from` on, as the run counts its pages.
@@ -119,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_walk_forwards_asks_for_nothing_any_more() {
+    fn a_long_walk_forwards_is_left_to_the_system_where_it_may_be() {
         let mut ahead = Ahead::default();
         ahead.begin(0, false, 1000, 0);
         let last = (1..1000).filter(|at| !ahead.enter(*at, false, 1000).is_empty()).last();
@@ -127,6 +148,11 @@ mod tests {
         ahead.begin(999, true, 1000, 0);
         let last = (1..1000).filter(|step| !ahead.enter(999 - step, true, 1000).is_empty()).last();
         assert!(last.is_some_and(|last| last > 900), "{last:?}");
+        ahead.begin(0, false, 1000, 0);
+        ahead.long = Long::Walk;
+        let requests: Vec<usize> = (1..1000).map(|at| ahead.enter(at, false, 1000).len()).collect();
+        assert_eq!(requests.iter().sum::<usize>(), 999);
+        assert_eq!(requests.iter().max(), Some(&(MOST_OF_LONG as usize)));
     }
 
     #[test]

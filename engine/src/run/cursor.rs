@@ -5,15 +5,22 @@
 //! looks at the page it is on first, then at the fence page it came by, and only then goes down from the root: so a guided
 //! scan that always asks for a key close by reads each page once.
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, Long};
 use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES};
 use super::fence::Fence;
 use super::reader::check_level;
 use super::{pack, PageSource, Run};
 use crate::error::{Error, Result};
-use crate::page::{PageBuf, PageKind};
+use crate::page::{PageBuf, PageKind, CONTENT};
 use crate::types::{Head, RowRef};
 use std::ops::Deref;
+
+/// A line of the processor's cache, in bytes.
+const LINE: usize = 64;
+/// Lines of a data page that a search looks at first, mostly: its head, and the heads of its keys.
+const SEARCHED_LINES: usize = 4;
+/// Rows of the next page that are fetched while those of this one are read.
+const TOUCHED_ROWS: usize = 12;
 
 pub struct RunCursor<P> {
     /// Pages read by this cursor, ever.
@@ -122,14 +129,14 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         if run.shape.rows == 0 {
             return self.leave();
         }
-        self.load(run, source, 0)?;
+        self.load(run, source, 0, false)?;
         self.stand(0)
     }
 
     /// To the newest version of the last key.
     pub fn last<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         let Some(index) = run.shape.data_pages.checked_sub(1) else { return self.leave() };
-        self.load(run, source, index)?;
+        self.load(run, source, index, false)?;
         self.stand_last()?;
         self.back_to_newest(run, source)
     }
@@ -348,8 +355,23 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         }
         let index = self.page_of(run, source, key)?;
         self.approached = Some(index);
+        run.touch(source, index, (0..SEARCHED_LINES).map(|line| line * LINE));
         run.prefetch(source, self.ahead.begin(index, backward, run.shape.data_pages, more));
         Ok(())
+    }
+
+    /// Lets the processor fetch what a walk forwards looks at first when it comes to the next page: its head, and its first keys,
+    /// which stand where they do on this page, mostly.
+    #[inline]
+    pub fn touch_next<S: PageSource<Held = P>>(&self, run: &Run<'_>, source: &S) {
+        let Some(page) = self.page.filter(|page| page.index + 1 < run.shape.data_pages) else { return };
+        let rows = page.layout.first_rows(TOUCHED_ROWS).map(|at| CONTENT + at);
+        run.touch(source, page.index + 1, [0, LINE].into_iter().chain(rows));
+    }
+
+    /// Asks for pages in long walks, too.
+    pub fn ask_for_all(&mut self) {
+        self.ahead.long = Long::Walk;
     }
 
     /// Pages that this cursor entered from their neighbour, ever.
@@ -360,7 +382,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     /// Comes to a page from its neighbour.
     fn enter<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32, backward: bool) -> Result<()> {
         run.prefetch(source, self.ahead.enter(index, backward, run.shape.data_pages));
-        self.load(run, source, index)
+        self.load(run, source, index, self.ahead.is_left_to_system())
     }
 
     fn stand_last(&mut self) -> Result<bool> {
@@ -388,14 +410,14 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         Ok(true)
     }
 
-    /// Copies a data page, unless it is at hand.
-    fn load<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<()> {
+    /// Copies a data page, unless it is at hand. `in_order`: it is one of many that are read in their order.
+    fn load<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32, in_order: bool) -> Result<()> {
         if self.page.is_some_and(|page| page.index == index) {
             return Ok(());
         }
         self.page = None;
         self.valid = false;
-        let (page, no, seq) = run.read(source, index)?;
+        let (page, no, seq) = if in_order { run.read_in_order(source, index)? } else { run.read(source, index)? };
         self.pages_read += 1;
         let contents = page.expect(no, PageKind::Data, seq)?;
         let flags = page.flags();
@@ -425,7 +447,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             return Ok(slot);
         }
         if let Some(index) = self.approached.take() {
-            self.load(run, source, index)?;
+            self.load(run, source, index, false)?;
             if let Some(slot) = self.on_this_page(run, key)? {
                 return Ok(slot);
             }
@@ -434,7 +456,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let index = self.page_of(run, source, key)?;
         match from {
             Some(from) if from.abs_diff(index) == 1 => self.enter(run, source, index, index < from)?,
-            _ => self.load(run, source, index)?,
+            _ => self.load(run, source, index, false)?,
         }
         self.loaded()?.layout.search(self.image(), key)
     }

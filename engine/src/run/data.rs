@@ -221,6 +221,13 @@ impl Layout {
         Some(head)
     }
 
+    /// Where the first rows are, at most so many; none, if that is not known without a look at the image.
+    pub fn first_rows(&self, most: usize) -> impl Iterator<Item = usize> {
+        let count = if self.stride == 0 { 0 } else { self.rows.min(most) };
+        let (first, stride) = (self.rows_at, self.stride);
+        (0..count).map(move |row| first + row * stride)
+    }
+
     /// Looks whether every row is within the page.
     pub fn check_rows(&self, image: &[u8]) -> Result<()> {
         let rows = if self.stride != 0 && self.suffix != OWN_SUFFIX_LENGTH { 1 } else { self.rows };

@@ -51,10 +51,16 @@ pub trait PageSource {
     /// A page that a cursor keeps between calls.
     type Held: Deref<Target = PageBuf>;
     fn page(&self, no: PageNo) -> Result<Self::Page>;
+    /// As [`PageSource::page`], for one of many pages that are read in their order: the system below may read ahead.
+    fn page_in_order(&self, no: PageNo) -> Result<Self::Page> {
+        self.page(no)
+    }
     /// Makes a page one that may be kept; `spare` is one that is kept no longer.
     fn hold(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
     /// These pages, side by side, will be read soon.
     fn prefetch(&self, _first: PageNo, _pages: u32) {}
+    /// These places of the page will be looked at next: worth fetching into the processor's cache, if it is in memory.
+    fn touch(&self, _page: PageNo, _places: impl Iterator<Item = usize>) {}
 }
 
 impl<S: PageSource> PageSource for &S {
@@ -63,11 +69,17 @@ impl<S: PageSource> PageSource for &S {
     fn page(&self, no: PageNo) -> Result<Self::Page> {
         (**self).page(no)
     }
+    fn page_in_order(&self, no: PageNo) -> Result<Self::Page> {
+        (**self).page_in_order(no)
+    }
     fn hold(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held {
         (**self).hold(page, spare)
     }
     fn prefetch(&self, first: PageNo, pages: u32) {
         (**self).prefetch(first, pages);
+    }
+    fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>) {
+        (**self).touch(page, places);
     }
 }
 

@@ -11,6 +11,9 @@ use crate::page::CAPACITY;
 use crate::types::{Head, RowRef};
 
 const MAX_TRIES: u32 = 3;
+/// How much of the page rows are to fill, by what is known of the pages before, and after a try that went wrong.
+const AIM: f64 = 0.99;
+const AIM_AGAIN: f64 = 0.98;
 /// Length of the image, before the zstd frame.
 const LENGTH: usize = 2;
 const ROOM: usize = CAPACITY - LENGTH;
@@ -188,7 +191,7 @@ impl Packer {
                 if full || zstd.tries >= MAX_TRIES || (last && rows == most) {
                     break;
                 }
-                limit = ((ratio * ROOM as f64 * 0.98) as usize).clamp(CAPACITY, MAX_IMAGE);
+                limit = ((ratio * ROOM as f64 * AIM_AGAIN) as usize).clamp(CAPACITY, MAX_IMAGE);
                 if rows == most {
                     zstd.target = limit.max(self.fit.as_ref().map_or(0, Fit::size));
                     return Ok(None);
@@ -197,7 +200,7 @@ impl Packer {
                 if zstd.tries >= MAX_TRIES || zstd.best_rows > 0 || self.image.len() <= CAPACITY {
                     break;
                 }
-                limit = (ratio * ROOM as f64 * 0.98) as usize;
+                limit = (ratio * ROOM as f64 * AIM_AGAIN) as usize;
                 if limit <= CAPACITY {
                     break;
                 }
@@ -205,7 +208,7 @@ impl Packer {
         }
         let mut rows = std::mem::take(&mut zstd.best_rows);
         zstd.tries = 0;
-        zstd.target = ((zstd.ratio * ROOM as f64 * 0.98) as usize).clamp(CAPACITY, MAX_IMAGE - CAPACITY);
+        zstd.target = ((zstd.ratio * ROOM as f64 * AIM) as usize).clamp(CAPACITY, MAX_IMAGE - CAPACITY);
         if rows > 0 && rows <= self.plain_rows(rows + 1) {
             rows = 0;
         }

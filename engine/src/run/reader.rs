@@ -54,11 +54,25 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Lets the processor fetch these places of page `index`.
+    #[inline]
+    pub(super) fn touch<S: PageSource>(&self, source: &S, index: u32, places: impl Iterator<Item = usize>) {
+        if let Some((no, _)) = locate(self.extents, index) {
+            source.touch(no, places);
+        }
+    }
+
     /// Reads page `index` of the run.
     #[inline]
     pub(super) fn read<S: PageSource>(&self, source: &S, index: u32) -> Result<(S::Page, PageNo, ExtentSeq)> {
         let (no, seq) = self.locate(index)?;
         Ok((source.page(no)?, no, seq))
+    }
+
+    /// As [`Run::read`], for one of many pages that are read in their order.
+    pub(super) fn read_in_order<S: PageSource>(&self, source: &S, index: u32) -> Result<(S::Page, PageNo, ExtentSeq)> {
+        let (no, seq) = self.locate(index)?;
+        Ok((source.page_in_order(no)?, no, seq))
     }
 
     /// Which data page has the newest version of `key`, if any page has; and how many pages were read for it.
@@ -206,7 +220,7 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         let next = (from_page + 1 < pages).then_some(from_page + 1);
-        let (page, no, seq) = self.read(source, start.saturating_add(from_page))?;
+        let (page, no, seq) = self.read_in_order(source, start.saturating_add(from_page))?;
         scratch.pages_read += 1;
         if by_keys {
             keys::for_each(no, page.expect(no, PageKind::Keys, seq)?, &mut scratch.key, &mut show)?;

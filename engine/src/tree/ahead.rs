@@ -57,6 +57,9 @@ pub(super) struct Lane {
 /// Rows of a run whose words are taken at once.
 const WORDS_AT_ONCE: usize = 12;
 
+/// Rows that a stretch has at hand room for.
+const FOUND_AT_ONCE: usize = 64;
+
 /// What stops a stretch: a key, and its word.
 type Limit<'a> = Option<(u64, &'a [u8])>;
 
@@ -71,6 +74,7 @@ impl<H: Host> Sources<H> {
         upper: &Bound<Vec<u8>>,
         found: &mut Vec<Found>,
     ) -> Result<()> {
+        found.reserve(FOUND_AT_ONCE);
         if self.lanes.is_empty() {
             self.lanes.resize_with(self.sources.len(), Lane::default);
         }
@@ -81,7 +85,7 @@ impl<H: Host> Sources<H> {
         }
         loop {
             self.catch_up(tree, view)?;
-            self.open_lanes(view, sees_below)?;
+            self.open_lanes(tree, view, sees_below)?;
             let upper = match upper {
                 Bound::Included(key) | Bound::Excluded(key) => Some((self.words.word(key), key.as_slice())),
                 Bound::Unbounded => None,
@@ -168,22 +172,25 @@ impl<H: Host> Sources<H> {
     }
 
     /// Finds out which sources need no asking, and looks at the pages where their cursors stand.
-    fn open_lanes(&mut self, view: &SuperVersion, sees_below: Writer) -> Result<()> {
+    fn open_lanes(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, sees_below: Writer) -> Result<()> {
         for entry in &self.heap {
             let open = self.is_open(view, sees_below, entry.source);
             let Some(lane) = self.lanes.get_mut(entry.source) else { continue };
             lane.open = false;
             let (true, Some(Source::Run { at, cursor, .. })) = (open, self.sources.get(entry.source)) else { continue };
             let Some((index, layout, image, row)) = cursor.window() else { continue };
+            let Some(desc) = view.runs.get(*at) else { continue };
             if lane.page != Some(index) {
+                cursor.touch_next(&Run::new(&desc.shape, &desc.extents), &Pages(&tree.host));
                 layout.check_rows(image)?;
                 (lane.page, lane.rows, lane.plain) = (Some(index), layout.rows(), layout.all_have(Flags::default()));
                 lane.words.clear();
+                lane.words.reserve(lane.rows);
             }
             if !lane.moved {
                 lane.next = row;
             }
-            lane.once = view.runs.get(*at).is_some_and(|desc| desc.shape.has_each_key_once());
+            lane.once = desc.shape.has_each_key_once();
             lane.open = true;
         }
         Ok(())
@@ -270,6 +277,9 @@ impl Lane {
         while cursor.spot(self.next).is_some_and(|spot| compare(spot.key(), key).is_eq()) {
             self.moved = true;
             self.next += 1;
+            if self.once {
+                break;
+            }
         }
         Ok(())
     }
@@ -335,24 +345,22 @@ fn merge<H: Host>(
                 }
             }
         }
-        if heap.iter().any(|entry| lanes.get(entry.source).is_some_and(Lane::has_ended)) {
+        let mut ended = false;
+        for entry in heap.iter_mut().filter(|entry| entry.word == word) {
+            if let (Some(source), Some(lane)) = (sources.get(entry.source), lanes.get_mut(entry.source)) {
+                if lane.moved {
+                    lane.fill_words(source, words);
+                    ended |= lane.has_ended();
+                    entry.word = lane.word().unwrap_or(word);
+                }
+            }
+        }
+        if ended {
             break;
         }
-        refresh(sources, lanes, words, heap);
         order(sources, lanes, view, heap);
     }
     Ok(())
-}
-
-/// Brings the words of what has moved up to date.
-fn refresh<H: Host>(sources: &[Source<H>], lanes: &[Lane], words: &Words, heap: &mut [Entry]) {
-    for entry in heap {
-        if let (Some(Source::Run { cursor, .. }), Some(lane)) = (sources.get(entry.source), lanes.get(entry.source)) {
-            if let (true, Some(spot)) = (lane.moved, cursor.spot(lane.next)) {
-                entry.word = words.word_of_pieces(spot.key());
-            }
-        }
-    }
 }
 
 /// Makes a heap of the entries.

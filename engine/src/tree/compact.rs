@@ -17,7 +17,7 @@ use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{Run, RunShape, RunWriter, Scratch};
 use crate::tree::chain::Chain;
 use crate::tree::ledger::{limbo_of_runs, Building};
-use crate::tree::pick::{pick, Effort, Garbage, Job, Pick, RunInfo};
+use crate::tree::pick::{pick, Effort, Garbage, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
@@ -72,7 +72,11 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin();
         let oldest = self.host.horizon().oldest();
         match self.shared.pick(&view, oldest, force) {
-            Some(Pick::Merge(job)) => self.do_job(&view, &job).map(|()| true),
+            Some(Pick::Merge(job)) => {
+                self.do_job(&view, &job)?;
+                self.shared.sought.store(0, Relaxed);
+                Ok(true)
+            }
             Some(Pick::Move(job)) => self.move_runs(&view, &job).map(|()| true),
             None => {
                 drop(view);
@@ -377,11 +381,12 @@ impl<H: Host> Shared<H> {
     fn pick(&self, view: &SuperVersion, oldest: Writer, force: bool) -> Option<Pick> {
         let effort = match force {
             true => Effort::All,
-            false if self.tidy.load(Relaxed) => Effort::Tidy(H::TIDY_RATIO),
+            false if self.tidy.load(Relaxed) => Effort::Tidy,
             false if self.at_rest.load(Relaxed) => Effort::AtRest,
             false => Effort::Writing,
         };
-        pick(&infos(view, oldest), self.garbage(view), &self.options.get(), effort)
+        let tidying = Tidying { ratio: H::TIDY_RATIO, sought: self.sought.load(Relaxed) };
+        pick(&infos(view, oldest), self.garbage(view), &self.options.get(), effort, tidying)
     }
 
     /// How much garbage there is: a complete index knows how many keys there are, and all versions but one of each are

@@ -3,8 +3,9 @@
 //! Runs stand by age, newest first; levels ascend with age. Only neighbours in age are merged (I1), all runs of a level
 //! at once: when a level has `fan_in` runs they become one run of the next. Two more reasons: there is more garbage than the
 //! space amplification allows, and the runs above the oldest one have grown enough to make a merge of all worth its while;
-//! a run consists largely of tombstones, or has had some for long. And while nobody writes, runs are *tidied*: ordered reads begin in every run, and the fewer
-//! there are the faster they are.
+//! a run consists largely of tombstones, or has had some for long. And runs are *tidied*: ordered reads begin in every run, and
+//! the fewer there are the faster they are. That is done while nobody writes, and when scans have spent as much on beginning in
+//! runs that a merge would make one as that merge takes.
 //!
 //! Runs of a level whose keys follow each other are a *chain*: rows that came in the order of their keys. A scan reads the runs of a
 //! chain one after the other, a merge would write the same rows in the same order. So a chain counts as one run, until it is very
@@ -41,11 +42,20 @@ pub enum Effort {
     /// Rows are being written: more garbage is put up with, for every merge is written, too.
     Writing,
     AtRest,
-    /// Nobody is going to write for a while, most likely: fewer runs are worth a merge whose largest run is at most so many times
-    /// as large as the others together. So a run is written anew only after a good part of its size was written.
-    Tidy(u64),
+    /// Nobody is going to write for a while, most likely: runs are tidied, whoever pays for it.
+    Tidy,
     /// Everything is to become a single run.
     All,
+}
+
+/// What is worth tidying.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tidying {
+    /// The largest run of a merge is at most so many times as large as the others together: so a run is written anew only after
+    /// a good part of its size was written.
+    pub ratio: u64,
+    /// How often scans have begun in a run since the last merge, beyond once each.
+    pub sought: u64,
 }
 
 /// A merge: neighbours in the order of the runs given (newest first), and the level of the result.
@@ -71,7 +81,13 @@ impl Pick {
 }
 
 /// What is due. `garbage`: `None` if nothing is known about it.
-pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Pick> {
+pub fn pick(
+    runs: &[RunInfo],
+    garbage: Option<Garbage>,
+    options: &TreeOptions,
+    effort: Effort,
+    tidying: Tidying,
+) -> Option<Pick> {
     if effort != Effort::All {
         if let Some(job) = chain_to_move(runs, options.fan_in as usize) {
             return Some(Pick::Move(job));
@@ -82,10 +98,7 @@ pub fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, e
         _ => full_level(runs, options.fan_in as usize)
             .or_else(|| space(runs, garbage, options, effort))
             .or_else(|| tombstones(runs, options))
-            .or_else(|| match effort {
-                Effort::Tidy(ratio) => tidy(runs, ratio),
-                _ => None,
-            }),
+            .or_else(|| tidy(runs, effort, tidying)),
     };
     keep_apart(runs, job?).map(Pick::Merge)
 }
@@ -192,15 +205,27 @@ const MOST_TIDIED: u64 = 256 << 20;
 /// ... and no more than this share of all, for it needs as much room beside.
 const MOST_TIDIED_PERCENT: u64 = 60;
 
+/// To begin in a run takes as long as to merge so many bytes, where runs are in memory; where they are not it takes longer.
+const SEEK_BYTES: u64 = 256;
+
 /// As many of the newest runs as are worth it.
-fn tidy(runs: &[RunInfo], ratio: u64) -> Option<Job> {
+fn tidy(runs: &[RunInfo], effort: Effort, tidying: Tidying) -> Option<Job> {
+    let Tidying { ratio, sought } = tidying;
+    if effort != Effort::Tidy && sought == 0 {
+        return None;
+    }
     let all: u64 = runs.iter().map(|run| run.bytes).sum();
     let most = MOST_TIDIED.min(all / 100 * MOST_TIDIED_PERCENT);
+    let beyond_one = chains(runs).saturating_sub(1) as u64;
     let worth = |count: &usize| {
         let inputs = runs.get(..*count).unwrap_or_default();
         let sum: u64 = inputs.iter().map(|run| run.bytes).sum();
         let largest = inputs.iter().map(|run| run.bytes).max().unwrap_or(0);
-        sum <= most && largest <= ratio.saturating_mul(sum - largest) && chains(inputs) > 1
+        let saved = chains(inputs).saturating_sub(1) as u64;
+        let paid = effort == Effort::Tidy
+            || u128::from(sum) * u128::from(beyond_one)
+                <= u128::from(sought) * u128::from(saved) * u128::from(SEEK_BYTES);
+        saved > 0 && paid && sum <= most && largest <= ratio.saturating_mul(sum - largest)
     };
     let count = (2..=runs.len()).rev().find(worth)?;
     let level = runs.get(count - 1)?.level;
@@ -217,6 +242,13 @@ mod tests {
 
     fn merge(runs: Range<usize>, level: u8) -> Option<Pick> {
         Some(Pick::Merge(Job { runs, level }))
+    }
+
+    /// Nothing is to be tidied but where nobody writes.
+    const UNPAID: Tidying = Tidying { ratio: 4, sought: 0 };
+
+    fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Pick> {
+        super::pick(runs, garbage, options, effort, UNPAID)
     }
 
     fn options() -> TreeOptions {
@@ -252,7 +284,7 @@ mod tests {
         let mut runs = vec![run(1, 1)];
         runs.extend([chained; 30]);
         assert_eq!(pick(&runs, None, &options, Effort::AtRest), None);
-        assert_eq!(pick(&runs, None, &options, Effort::Tidy(4)), None);
+        assert_eq!(pick(&runs, None, &options, Effort::Tidy), None);
         runs.push(chained);
         assert_eq!(pick(&runs, None, &options, Effort::AtRest), merge(0..32, 2));
         let mut beside = runs.split_off(12);
@@ -314,24 +346,35 @@ mod tests {
     fn runs_are_tidied_while_nobody_writes() {
         const MB: u64 = 1 << 20;
         let loaded = [run(0, 16 * MB), run(0, 16 * MB), run(1, 128 * MB), run(1, 128 * MB)];
-        let options = TreeOptions { fan_in: 8, ..options() };
-        let pick =
-            |runs: &[RunInfo], effort| pick(runs, None, &TreeOptions { space_percent: 10_000, ..options }, effort);
+        let loose = TreeOptions { fan_in: 8, space_percent: 10_000, ..options() };
+        let pick = |runs: &[RunInfo], effort| pick(runs, None, &loose, effort);
         assert_eq!(pick(&loaded, Effort::AtRest), None);
-        assert_eq!(pick(&loaded, Effort::Tidy(4)), merge(0..3, 1));
-        assert_eq!(
-            pick(&[run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy(4)),
-            None,
-            "it would need room for all of it"
-        );
-        assert_eq!(pick(&[run(0, MB), run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy(4)), None, "too little is new");
+        assert_eq!(pick(&loaded, Effort::Tidy), merge(0..3, 1));
+        assert_eq!(pick(&[run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "it would need room for all of it");
+        assert_eq!(pick(&[run(0, MB), run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "too little is new");
         let more = [run(0, MB), run(0, 2 * MB), run(1, 100 * MB), run(1, 128 * MB)];
-        assert_eq!(pick(&more, Effort::Tidy(4)), merge(0..2, 0));
+        assert_eq!(pick(&more, Effort::Tidy), merge(0..2, 0));
         let new = [run(0, 3 * MB), run(0, 15 * MB), run(1, 125 * MB), run(1, 125 * MB)];
-        assert_eq!(pick(&new, Effort::Tidy(4)), None);
-        assert_eq!(pick(&new, Effort::Tidy(10)), merge(0..3, 1));
+        assert_eq!(pick(&new, Effort::Tidy), None);
+        let larger = Tidying { ratio: 10, sought: 0 };
+        assert_eq!(super::pick(&new, None, &loose, Effort::Tidy, larger), merge(0..3, 1));
         let large = [run(0, 600 * MB), run(1, 600 * MB), run(2, 9000 * MB)];
-        assert_eq!(pick(&large, Effort::Tidy(4)), None, "it would take long");
+        assert_eq!(pick(&large, Effort::Tidy), None, "it would take long");
+    }
+
+    #[test]
+    fn runs_are_tidied_when_scans_have_paid_for_it() {
+        const MB: u64 = 1 << 20;
+        let runs = [run(0, 2 * MB), run(0, 2 * MB), run(0, 12 * MB), run(1, 500 * MB)];
+        let loose = TreeOptions { space_percent: 10_000, ..options() };
+        let pick = |sought, effort| super::pick(&runs, None, &loose, effort, Tidying { ratio: 4, sought });
+        // 4 MB that save scans one of three runs, or 16 MB that save two.
+        let (one, two) = (3 * 4 * MB / SEEK_BYTES, 3 * 16 * MB / SEEK_BYTES / 2);
+        assert_eq!(pick(one - 1, Effort::Writing), None);
+        assert_eq!(pick(one, Effort::Writing), merge(0..2, 0));
+        assert_eq!(pick(two, Effort::AtRest), merge(0..3, 0));
+        assert_eq!(pick(u64::MAX, Effort::Writing), merge(0..3, 0), "the rest is too large, whoever pays");
+        assert_eq!(pick(0, Effort::Tidy), merge(0..3, 0));
     }
 
     #[test]

@@ -36,12 +36,22 @@ impl<H: Host> PageSource for Pages<'_, H> {
         self.0.read_page(no)
     }
 
+    fn page_in_order(&self, no: PageNo) -> Result<H::Page> {
+        debug_assert!(!loosekv_shm::epoch::pinned(), "page access while an epoch is pinned");
+        self.0.read_page_in_order(no)
+    }
+
     fn hold(&self, page: H::Page, spare: Option<H::Held>) -> H::Held {
         self.0.hold_page(page, spare)
     }
 
     fn prefetch(&self, first: PageNo, pages: u32) {
         self.0.prefetch(first, pages);
+    }
+
+    #[inline]
+    fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>) {
+        self.0.touch_page(page, places);
     }
 }
 

@@ -25,7 +25,7 @@ const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) }
 /// Keys from which on a merge of several sources looks ahead: who wants but the first is spared a look at those that follow.
 const AHEAD_FROM: u32 = 2;
 /// Chains of runs from which on guiding pays.
-const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 6 };
+const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 12 };
 
 /// How a scan finds its next key.
 enum Way<H: Host> {
@@ -487,6 +487,9 @@ impl<H: Host> Cursor<H> {
             Way::Guided(guide) => guide.take_cursors(),
             _ => Vec::new(),
         };
+        if self.run.is_none() && self.view.chains > 1 && near.is_empty() {
+            tree.shared.sought.fetch_add(self.view.chains as u64 - 1, Relaxed);
+        }
         let from = self.from();
         let guided = self.keys < self.guided_keys() && self.view.chains >= GUIDED_RUNS && self.run.is_none();
         if let Some(guide) = guided.then(|| Guide::begin(tree, &self.view, from, self.direction)).transpose()?.flatten()

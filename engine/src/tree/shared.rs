@@ -57,6 +57,8 @@ pub struct Shared<H: Host> {
     pub at_rest: AtomicBool,
     /// The host believes that nobody will write for a while.
     pub tidy: AtomicBool,
+    /// How often scans have begun in a run since the last merge, beyond once each: what fewer runs would have spared them.
+    pub sought: AtomicU64,
     /// How many scans there had been when the host last saw rows being written.
     pub scans_while_written: AtomicU64,
     /// Where scans need not look.
@@ -216,6 +218,7 @@ impl<H: Host> Shared<H> {
             purged: AtomicU64::new(0),
             at_rest: AtomicBool::new(false),
             tidy: AtomicBool::new(false),
+            sought: AtomicU64::new(0),
             scans_while_written: AtomicU64::new(0),
             barren: Barren::new(),
             next_row: AtomicU64::new(next_row.0),

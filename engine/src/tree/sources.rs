@@ -64,7 +64,13 @@ impl<H: Host> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
         let tables = (0..count).map(|at| Source::Memtable { at, node: None });
         let words = Words::of_runs(view, runs.clone());
-        let cursors = runs.map(|at| Source::Run { at, cursor: Box::default(), waits: None });
+        let cursors = runs.map(|at| {
+            let mut cursor: Box<RunCursor<H::Held>> = Box::default();
+            if H::MERGES_ASK && !memtables {
+                cursor.ask_for_all();
+            }
+            Source::Run { at, cursor, waits: None }
+        });
         let sources = tables.chain(cursors).collect();
         let (heap, lanes, left) = Default::default();
         Sources { sources, heap, words, lanes, direction, scan_of: None, left }
@@ -91,6 +97,7 @@ impl<H: Host> Sources<H> {
     ) -> Result<()> {
         self.direction = direction;
         self.heap.clear();
+        self.heap.reserve(self.sources.len());
         self.approach(tree, view, from)?;
         for (at, source) in self.sources.iter_mut().enumerate() {
             source.seek(tree, view, from, direction)?;
