@@ -111,6 +111,28 @@ test_idle_exit() {
     expect_worker
 }
 
+# Scans that have begun in several runs long enough call for a worker, if there is none, to make those runs one.
+test_scans() {
+    table scanned
+    sql "ALTER SYSTEM SET loosekv.workers = 0" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+    expect_no_worker
+    for from in 1 2 3; do
+        sql "INSERT INTO scanned SELECT i * 3 + $from, repeat('v', 100) FROM generate_series(1, 200) i" >/dev/null
+        sql "SELECT loosekv.flush('scanned')" >/dev/null
+    done
+    runs="SELECT runs FROM loosekv.table_stats('scanned')"
+    [ "$(sql "$runs")" = 3 ] || fail "there should be three runs"
+    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
+    setting loosekv.worker_naptime 20
+    expect_no_worker
+    sql "DO \$\$ BEGIN FOR i IN 1..10000 LOOP PERFORM FROM scanned WHERE k >= i % 600 ORDER BY k LIMIT 1; END LOOP; END \$\$" >/dev/null
+    until_true 20 "($runs) = 1"
+    sql "ALTER SYSTEM RESET loosekv.worker_naptime" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+    [ "$(sql "SELECT count(*) FROM scanned")" = 600 ] || fail "rows are missing"
+}
+
 test_terminate() {
     table t
     start_load t
@@ -434,7 +456,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail moved_end side_files restart kill)
+all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail moved_end side_files restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

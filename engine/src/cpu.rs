@@ -2,7 +2,7 @@
 
 /// Begins to fetch the line of cache at this address. Any address will do.
 #[inline(always)]
-pub(crate) fn prefetch<T>(address: *const T) {
+pub fn prefetch<T>(address: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch has no effect but on caches, wherever it is.
     unsafe {

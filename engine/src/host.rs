@@ -37,6 +37,8 @@ pub trait Host: Sized + 'static {
     /// What is worth tidying while nobody writes, see [`crate::tree`]: a run that is at most so many times as large as those that are
     /// merged with it.
     const TIDY_RATIO: u64 = 4;
+    /// So many bytes are merged in the time that it takes a scan to read from one run more, all of them in memory.
+    const A_RUN_MORE: u64 = 4096;
     /// Longest record that the row log takes. The body of a row whose record would be longer goes to the value log first.
     const MAX_RECORD: usize = crate::run::MAX_ROW;
 
@@ -130,6 +132,8 @@ pub trait Host: Sized + 'static {
     /// A reader has looked at something: told beside the table's counters, for a host that counts for whoever reads.
     #[inline(always)]
     fn saw(&self, _what: Saw, _times: u64) {}
+    /// Scans have begun in a good many runs more than they would have had to if there were but one: there may be something to tidy.
+    fn scanned(&self) {}
     /// So much of a piece of long work is done: rows of a flush or merge, pages of a run that is being indexed.
     fn at_work(&self, _work: Work, _done: u64, _total: u64) {}
     /// A merge is at work and asks every few pages whether to go on. No latch is held.

@@ -7,7 +7,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing))]
 
 pub mod bytes;
-mod cpu;
+pub mod cpu;
 pub mod embedded;
 pub mod error;
 pub mod extent;

@@ -133,6 +133,7 @@ impl Host for EmbeddedHost {
     const MERGES_ASK: bool = true;
     /// Nothing logs what a merge writes.
     const TIDY_RATIO: u64 = 10;
+    const A_RUN_MORE: u64 = 512;
     /// Large values are logged with their rows, so that one frame is all there is of a batch; flushes take them out.
     const MAX_RECORD: usize = super::log_segment::MAX_PAYLOAD - 16;
 
@@ -235,6 +236,10 @@ impl Host for EmbeddedHost {
         let file =
             self.fs.create_unnamed(&self.dir).map_err(|e| Error::io_or_no_space("cannot make a side file", e))?;
         Ok(Box::new(Unnamed { file, len: 0 }))
+    }
+
+    fn scanned(&self) {
+        self.pace.wake(Task::Merge);
     }
 
     fn frozen(&self) {

@@ -385,7 +385,8 @@ impl<H: Host> Shared<H> {
             false if self.at_rest.load(Relaxed) => Effort::AtRest,
             false => Effort::Writing,
         };
-        let tidying = Tidying { ratio: H::TIDY_RATIO, sought: self.sought.load(Relaxed) };
+        let paid = self.sought.load(Relaxed).saturating_mul(H::A_RUN_MORE);
+        let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
         pick(&infos(view, oldest), self.garbage(view), &self.options.get(), effort, tidying)
     }
 

@@ -54,8 +54,8 @@ pub struct Tidying {
     /// The largest run of a merge is at most so many times as large as the others together: so a run is written anew only after
     /// a good part of its size was written.
     pub ratio: u64,
-    /// How often scans have begun in a run since the last merge, beyond once each.
-    pub sought: u64,
+    /// Bytes that could have been merged in the time that scans have spent since the last merge because there was not one run alone.
+    pub paid: u64,
 }
 
 /// A merge: neighbours in the order of the runs given (newest first), and the level of the result.
@@ -202,30 +202,27 @@ fn tombstones(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
 
 /// A tidying merge writes no more than this: it is over soon when somebody writes after all ...
 const MOST_TIDIED: u64 = 256 << 20;
-/// ... and no more than this share of all, for it needs as much room beside.
+/// ... and no more than this share of all, for it needs as much room beside ...
 const MOST_TIDIED_PERCENT: u64 = 60;
-
-/// To begin in a run takes as long as to merge so many bytes, where runs are in memory; where they are not it takes longer.
-const SEEK_BYTES: u64 = 256;
+/// ... but if scans have paid for it it may write so much, and be of everything.
+const MOST_PAID: u64 = 1 << 30;
 
 /// As many of the newest runs as are worth it.
-fn tidy(runs: &[RunInfo], effort: Effort, tidying: Tidying) -> Option<Job> {
-    let Tidying { ratio, sought } = tidying;
-    if effort != Effort::Tidy && sought == 0 {
-        return None;
-    }
+fn tidy(runs: &[RunInfo], effort: Effort, Tidying { ratio, paid }: Tidying) -> Option<Job> {
     let all: u64 = runs.iter().map(|run| run.bytes).sum();
-    let most = MOST_TIDIED.min(all / 100 * MOST_TIDIED_PERCENT);
+    let unpaid = match effort {
+        Effort::Tidy => MOST_TIDIED.min(all / 100 * MOST_TIDIED_PERCENT),
+        _ => 0,
+    };
     let beyond_one = chains(runs).saturating_sub(1) as u64;
     let worth = |count: &usize| {
         let inputs = runs.get(..*count).unwrap_or_default();
         let sum: u64 = inputs.iter().map(|run| run.bytes).sum();
         let largest = inputs.iter().map(|run| run.bytes).max().unwrap_or(0);
         let saved = chains(inputs).saturating_sub(1) as u64;
-        let paid = effort == Effort::Tidy
-            || u128::from(sum) * u128::from(beyond_one)
-                <= u128::from(sought) * u128::from(saved) * u128::from(SEEK_BYTES);
-        saved > 0 && paid && sum <= most && largest <= ratio.saturating_mul(sum - largest)
+        // Of what scans have spent, it would have saved them this part.
+        let paid = u128::from(sum) * u128::from(beyond_one) <= u128::from(paid) * u128::from(saved);
+        saved > 0 && (sum <= unpaid || (paid && sum <= MOST_PAID)) && largest <= ratio.saturating_mul(sum - largest)
     };
     let count = (2..=runs.len()).rev().find(worth)?;
     let level = runs.get(count - 1)?.level;
@@ -245,7 +242,7 @@ mod tests {
     }
 
     /// Nothing is to be tidied but where nobody writes.
-    const UNPAID: Tidying = Tidying { ratio: 4, sought: 0 };
+    const UNPAID: Tidying = Tidying { ratio: 4, paid: 0 };
 
     fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Pick> {
         super::pick(runs, garbage, options, effort, UNPAID)
@@ -356,7 +353,7 @@ mod tests {
         assert_eq!(pick(&more, Effort::Tidy), merge(0..2, 0));
         let new = [run(0, 3 * MB), run(0, 15 * MB), run(1, 125 * MB), run(1, 125 * MB)];
         assert_eq!(pick(&new, Effort::Tidy), None);
-        let larger = Tidying { ratio: 10, sought: 0 };
+        let larger = Tidying { ratio: 10, paid: 0 };
         assert_eq!(super::pick(&new, None, &loose, Effort::Tidy, larger), merge(0..3, 1));
         let large = [run(0, 600 * MB), run(1, 600 * MB), run(2, 9000 * MB)];
         assert_eq!(pick(&large, Effort::Tidy), None, "it would take long");
@@ -365,16 +362,20 @@ mod tests {
     #[test]
     fn runs_are_tidied_when_scans_have_paid_for_it() {
         const MB: u64 = 1 << 20;
-        let runs = [run(0, 2 * MB), run(0, 2 * MB), run(0, 12 * MB), run(1, 500 * MB)];
         let loose = TreeOptions { space_percent: 10_000, ..options() };
-        let pick = |sought, effort| super::pick(&runs, None, &loose, effort, Tidying { ratio: 4, sought });
+        let pick = |runs: &[RunInfo], paid, effort| super::pick(runs, None, &loose, effort, Tidying { ratio: 4, paid });
+        let runs = [run(0, 2 * MB), run(0, 2 * MB), run(0, 12 * MB), run(1, 500 * MB)];
         // 4 MB that save scans one of three runs, or 16 MB that save two.
-        let (one, two) = (3 * 4 * MB / SEEK_BYTES, 3 * 16 * MB / SEEK_BYTES / 2);
-        assert_eq!(pick(one - 1, Effort::Writing), None);
-        assert_eq!(pick(one, Effort::Writing), merge(0..2, 0));
-        assert_eq!(pick(two, Effort::AtRest), merge(0..3, 0));
-        assert_eq!(pick(u64::MAX, Effort::Writing), merge(0..3, 0), "the rest is too large, whoever pays");
-        assert_eq!(pick(0, Effort::Tidy), merge(0..3, 0));
+        let (one, two) = (3 * 4 * MB, 3 * 16 * MB / 2);
+        assert_eq!(pick(&runs, one - 1, Effort::Writing), None);
+        assert_eq!(pick(&runs, one, Effort::Writing), merge(0..2, 0));
+        assert_eq!(pick(&runs, two, Effort::AtRest), merge(0..3, 0));
+        assert_eq!(pick(&runs, u64::MAX, Effort::Writing), merge(0..3, 0), "the rest is too large, whoever pays");
+        assert_eq!(pick(&runs, 0, Effort::Tidy), merge(0..3, 0));
+        let alike = [run(1, 160 * MB), run(1, 128 * MB)];
+        assert_eq!(pick(&alike, 288 * MB, Effort::Writing), merge(0..2, 1), "all of them, if it is paid for");
+        let large = [run(1, 600 * MB), run(1, 600 * MB)];
+        assert_eq!(pick(&large, u64::MAX, Effort::Writing), None, "it would take long");
     }
 
     #[test]

@@ -27,6 +27,9 @@ const AHEAD_FROM: u32 = 2;
 /// Chains of runs from which on guiding pays.
 const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 12 };
 
+/// The host is told when scans have begun in so many runs more than in one each.
+const TOLD_EACH: u64 = 1 << 14;
+
 /// How a scan finds its next key.
 enum Way<H: Host> {
     /// Nothing was read yet.
@@ -488,7 +491,11 @@ impl<H: Host> Cursor<H> {
             _ => Vec::new(),
         };
         if self.run.is_none() && self.view.chains > 1 && near.is_empty() {
-            tree.shared.sought.fetch_add(self.view.chains as u64 - 1, Relaxed);
+            let more = self.view.chains as u64 - 1;
+            let before = tree.shared.sought.fetch_add(more, Relaxed);
+            if (before + more) / TOLD_EACH > before / TOLD_EACH {
+                tree.host.scanned();
+            }
         }
         let from = self.from();
         let guided = self.keys < self.guided_keys() && self.view.chains >= GUIDED_RUNS && self.run.is_none();

@@ -158,6 +158,18 @@ impl Host for PgHost {
         self.ask_for(first, pages);
     }
 
+    #[inline]
+    fn touch_page(&self, page: PageNo, places: impl Iterator<Item = usize>) {
+        whereabouts::touch(self.rel, page.0, places);
+    }
+
+    fn scanned(&self) {
+        // SAFETY: reads a flag in shared memory.
+        if self.is_shared() && !unsafe { pg_sys::RecoveryInProgress() } {
+            crate::work::ask::worker();
+        }
+    }
+
     fn verify_page(&self, page: PageNo) -> Result<()> {
         self.verify(page)
     }

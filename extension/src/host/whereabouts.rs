@@ -8,6 +8,8 @@
 //! count is low take the long way, and of the others every few.
 
 use crate::host::global;
+use loosekv_engine::cpu::prefetch;
+use loosekv_engine::types::PAGE_SIZE;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 
@@ -80,6 +82,24 @@ pub(super) fn knows(tag: &pg_sys::BufferTag) -> bool {
         unsafe { (&raw const (*pg_sys::BufferDescriptors.add(buffer as usize - 1)).bufferdesc.tag).read_volatile() };
     let (a, b) = (there.rnode, tag.rnode);
     there.blockNum == tag.blockNum && there.forkNum == tag.forkNum && a.relNode == b.relNode && a.dbNode == b.dbNode
+}
+
+/// Lets the processor fetch these places of the page, and what is looked at on the way to them, where it was last asked for. (What is
+/// there by now may be another page; that does no harm.)
+#[inline]
+pub(super) fn touch(rel: pg_sys::Relation, page: u32, places: impl Iterator<Item = usize>) {
+    let Some(global) = global::get() else { return };
+    // SAFETY: the relation is open.
+    let (file, shared) = unsafe { ((*rel).rd_node.relNode, (*rel).rd_backend == pg_sys::InvalidBackendId) };
+    let buffer = global.whereabouts.entry(file, page).load(Relaxed);
+    if !shared || buffer <= 0 {
+        return;
+    }
+    let at = buffer as usize - 1;
+    // SAFETY: set at process start.
+    let (descriptors, blocks) = unsafe { (pg_sys::BufferDescriptors, pg_sys::BufferBlocks.cast::<u8>()) };
+    prefetch(descriptors.wrapping_add(at));
+    places.for_each(|place| prefetch(blocks.wrapping_add(at * PAGE_SIZE + place)));
 }
 
 /// A buffer's usage count, as of now.
