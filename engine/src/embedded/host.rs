@@ -133,7 +133,7 @@ impl Host for EmbeddedHost {
     const MERGES_ASK: bool = true;
     /// Nothing logs what a merge writes.
     const TIDY_RATIO: u64 = 10;
-    const A_RUN_MORE: u64 = 512;
+    const A_RUN_MORE: u64 = 1024;
     /// Large values are logged with their rows, so that one frame is all there is of a batch; flushes take them out.
     const MAX_RECORD: usize = super::log_segment::MAX_PAYLOAD - 16;
 

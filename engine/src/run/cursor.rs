@@ -365,7 +365,8 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     #[inline]
     pub fn touch_next<S: PageSource<Held = P>>(&self, run: &Run<'_>, source: &S) {
         let Some(page) = self.page.filter(|page| page.index + 1 < run.shape.data_pages) else { return };
-        let rows = page.layout.first_rows(TOUCHED_ROWS).map(|at| CONTENT + at);
+        let known = if page.compressed { 0 } else { TOUCHED_ROWS };
+        let rows = page.layout.first_rows(known).map(|at| CONTENT + at);
         run.touch(source, page.index + 1, [0, LINE].into_iter().chain(rows));
     }
 

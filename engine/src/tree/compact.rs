@@ -20,7 +20,7 @@ use crate::tree::ledger::{limbo_of_runs, Building};
 use crate::tree::pick::{pick, Effort, Garbage, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
-use crate::tree::shared::Shared;
+use crate::tree::shared::{Shared, WORTH_TELLING};
 use crate::tree::sources::Sources;
 use crate::tree::stale::Stale;
 use crate::tree::value_write::ValueWriter;
@@ -385,7 +385,8 @@ impl<H: Host> Shared<H> {
             false if self.at_rest.load(Relaxed) => Effort::AtRest,
             false => Effort::Writing,
         };
-        let paid = self.sought.load(Relaxed).saturating_mul(H::A_RUN_MORE);
+        let sought = Some(self.sought.load(Relaxed)).filter(|sought| *sought >= WORTH_TELLING);
+        let paid = sought.unwrap_or(0).saturating_mul(H::A_RUN_MORE);
         let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
         pick(&infos(view, oldest), self.garbage(view), &self.options.get(), effort, tidying)
     }

@@ -8,6 +8,7 @@ use crate::run::Spot;
 use crate::tree::ahead::Found;
 use crate::tree::barren::Walk;
 use crate::tree::guide::{Guide, Step};
+use crate::tree::shared::WORTH_TELLING;
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
 use crate::tree::{Direction, Hint, Tree};
@@ -26,9 +27,6 @@ const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) }
 const AHEAD_FROM: u32 = 2;
 /// Chains of runs from which on guiding pays.
 const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 12 };
-
-/// The host is told when scans have begun in so many runs more than in one each.
-const TOLD_EACH: u64 = 1 << 14;
 
 /// How a scan finds its next key.
 enum Way<H: Host> {
@@ -493,7 +491,7 @@ impl<H: Host> Cursor<H> {
         if self.run.is_none() && self.view.chains > 1 && near.is_empty() {
             let more = self.view.chains as u64 - 1;
             let before = tree.shared.sought.fetch_add(more, Relaxed);
-            if (before + more) / TOLD_EACH > before / TOLD_EACH {
+            if (before + more) / WORTH_TELLING > before / WORTH_TELLING {
                 tree.host.scanned();
             }
         }

@@ -29,6 +29,9 @@ use std::sync::Arc;
 /// Latches over the keys that are being written.
 pub const STRIPES: usize = 64;
 
+/// When scans have begun in so many runs more than in one each, the host is told, and tidying may be worth while.
+pub(super) const WORTH_TELLING: u64 = if cfg!(test) { 16 } else { 1 << 14 };
+
 pub struct Shared<H: Host> {
     pub options: LiveOptions,
     pub storage_id: u64,
