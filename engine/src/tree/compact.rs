@@ -20,7 +20,7 @@ use crate::tree::ledger::{limbo_of_runs, Building};
 use crate::tree::pick::{pick, Effort, Garbage, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
-use crate::tree::shared::{Shared, WORTH_TELLING};
+use crate::tree::shared::Shared;
 use crate::tree::sources::Sources;
 use crate::tree::stale::Stale;
 use crate::tree::value_write::ValueWriter;
@@ -75,11 +75,13 @@ impl<H: Host> Tree<'_, H> {
             Some(Pick::Merge(job)) => {
                 self.do_job(&view, &job)?;
                 self.shared.sought.store(0, Relaxed);
+                self.shared.told.store(false, Relaxed);
                 Ok(true)
             }
             Some(Pick::Move(job)) => self.move_runs(&view, &job).map(|()| true),
             None => {
                 drop(view);
+                self.shared.told.store(false, Relaxed);
                 self.collect_values(force)
             }
         }
@@ -375,7 +377,11 @@ impl<H: Host> Shared<H> {
     /// to all.
     pub fn merge_due(&self, oldest: Writer) -> Option<usize> {
         let view = self.current.pin::<H>();
-        self.pick(&view, oldest, false).map(|pick| pick.job().runs.len())
+        let due = self.pick(&view, oldest, false).map(|pick| pick.job().runs.len());
+        if due.is_none() {
+            self.told.store(false, Relaxed);
+        }
+        due
     }
 
     fn pick(&self, view: &SuperVersion, oldest: Writer, force: bool) -> Option<Pick> {
@@ -385,8 +391,8 @@ impl<H: Host> Shared<H> {
             false if self.at_rest.load(Relaxed) => Effort::AtRest,
             false => Effort::Writing,
         };
-        let sought = Some(self.sought.load(Relaxed)).filter(|sought| *sought >= WORTH_TELLING);
-        let paid = sought.unwrap_or(0).saturating_mul(H::A_RUN_MORE);
+        let sought = if self.told.load(Relaxed) { self.sought.load(Relaxed) } else { 0 };
+        let paid = sought.saturating_mul(H::A_RUN_MORE);
         let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
         pick(&infos(view, oldest), self.garbage(view), &self.options.get(), effort, tidying)
     }

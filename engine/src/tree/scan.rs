@@ -492,6 +492,7 @@ impl<H: Host> Cursor<H> {
             let more = self.view.chains as u64 - 1;
             let before = tree.shared.sought.fetch_add(more, Relaxed);
             if (before + more) / WORTH_TELLING > before / WORTH_TELLING {
+                tree.shared.told.store(true, Relaxed);
                 tree.host.scanned();
             }
         }

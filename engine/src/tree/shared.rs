@@ -62,6 +62,9 @@ pub struct Shared<H: Host> {
     pub tidy: AtomicBool,
     /// How often scans have begun in a run since the last merge, beyond once each: what fewer runs would have spared them.
     pub sought: AtomicU64,
+    /// It has become a good many more since that was last looked at: what scans have paid counts for as long as they go on, and is not
+    /// for merges among later writes.
+    pub told: AtomicBool,
     /// How many scans there had been when the host last saw rows being written.
     pub scans_while_written: AtomicU64,
     /// Where scans need not look.
@@ -222,6 +225,7 @@ impl<H: Host> Shared<H> {
             at_rest: AtomicBool::new(false),
             tidy: AtomicBool::new(false),
             sought: AtomicU64::new(0),
+            told: AtomicBool::new(false),
             scans_while_written: AtomicU64::new(0),
             barren: Barren::new(),
             next_row: AtomicU64::new(next_row.0),
