@@ -1,4 +1,7 @@
-//! What the processor can be told.
+//! The processor's cache, and what it can be told.
+
+/// A line of it, in bytes.
+pub const LINE: usize = 64;
 
 /// Begins to fetch the line of cache at this address. Any address will do.
 #[inline(always)]

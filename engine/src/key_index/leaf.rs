@@ -17,6 +17,7 @@
 //! equal.
 
 use super::LeafSlot;
+use crate::cpu::{prefetch, LINE};
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 use std::mem::{align_of, size_of, MaybeUninit};
@@ -38,11 +39,7 @@ const NO_HIGH: u16 = u16::MAX;
 const HEAD: usize = 4;
 /// Bits of a start that tell the length of a short suffix.
 const SHORT_BITS: u32 = 3;
-/// A line of the processor's caches.
-#[cfg(target_arch = "x86_64")]
-const LINE: usize = 64;
 /// Lines from the start of a leaf on among which its heads are, mostly.
-#[cfg(target_arch = "x86_64")]
 const HEAD_LINES: usize = (size_of::<Header>() + 32 + HEAD * MOST_KEYS).div_ceil(LINE);
 /// What short copies move at once.
 const WIDE: usize = 16;
@@ -271,7 +268,7 @@ impl<'l> Leaf<'l> {
     /// Begins to fetch the heads, which a search looks at one after the other.
     #[inline(always)]
     fn prefetch(self) {
-        (1..HEAD_LINES).for_each(|line| crate::cpu::prefetch(self.base.as_ptr().wrapping_add(line * LINE)));
+        (1..HEAD_LINES).for_each(|line| prefetch(self.base.as_ptr().wrapping_add(line * LINE)));
     }
 
     /// Goes on from `at`, among the keys of this head.

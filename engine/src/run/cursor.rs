@@ -10,13 +10,12 @@ use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES};
 use super::fence::Fence;
 use super::reader::check_level;
 use super::{pack, PageSource, Run};
+use crate::cpu::LINE;
 use crate::error::{Error, Result};
 use crate::page::{PageBuf, PageKind, CONTENT};
 use crate::types::{Head, RowRef};
 use std::ops::Deref;
 
-/// A line of the processor's cache, in bytes.
-const LINE: usize = 64;
 /// Lines of a data page that a search looks at first, mostly: its head, and the heads of its keys.
 const SEARCHED_LINES: usize = 4;
 /// Rows of the next page that are fetched while those of this one are read.

@@ -373,8 +373,8 @@ impl<H: Host> Tree<'_, H> {
 }
 
 impl<H: Host> Shared<H> {
-    /// How many runs the merge or move that is due would take; `None`: none is. `oldest`: committed writers below it are visible
-    /// to all.
+    /// How many runs the merge or move that is due would take; `None`: none is, and who scans has been listened to, until the host is
+    /// told of more scans. `oldest`: committed writers below it are visible to all.
     pub fn merge_due(&self, oldest: Writer) -> Option<usize> {
         let view = self.current.pin::<H>();
         let due = self.pick(&view, oldest, false).map(|pick| pick.job().runs.len());
