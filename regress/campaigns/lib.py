@@ -377,8 +377,8 @@ def twin_schema():
     return "CREATE EXTENSION loosekv;" + "".join(tables)
 
 
-OWN = 400  # keys of a session
-HOT = 40
+OWN = 400  # keys of a session, from 1: nobody else writes them
+HOT = 40  # keys that all sessions write, from 0 downwards
 
 
 class Writer:
@@ -388,7 +388,10 @@ class Writer:
         self.number, self.fresh = number, number * 10_000_000
 
     def key(self, rng):
-        return self.number * 100_000 + rng.randrange(OWN)
+        return self.number * 100_000 + rng.randrange(1, OWN)
+
+    def own(self):
+        return f"k BETWEEN {self.number * 100_000 + 1} AND {self.number * 100_000 + OWN}"
 
     def value(self, rng):
         size = rng.choice((0, 3, 10, 30, 100, 300, 1500)) if rng.random() < 0.98 else rng.choice((6000, 20000))
@@ -427,7 +430,6 @@ class Writer:
 
     def operation(self, rng):
         k, k2, s, v = self.key(rng), self.key(rng), rng.randrange(50), self.value(rng)
-        mine = f"k BETWEEN {self.number * 100_000} AND {self.number * 100_000 + OWN}"
         span = f"k BETWEEN {min(k, k2)} AND {min(k, k2) + 20}"
         return rng.choice((
             lambda: f"INSERT INTO @1 VALUES ({k}, {s}, '{v}') ON CONFLICT (k) DO UPDATE SET v = EXCLUDED.v, n = @1.n + 1;\n",
@@ -435,7 +437,7 @@ class Writer:
             lambda: f"INSERT INTO @1 SELECT i, i % 50, '{v}' FROM generate_series({k}, {k} + 30) i ON CONFLICT DO NOTHING;\n",
             lambda: f"UPDATE @1 SET v = '{v}', n = n + 1 WHERE k = {k};\n",
             lambda: f"UPDATE @1 SET s = s + 1 WHERE {span};\n",
-            lambda: f"UPDATE @1 SET n = n + 1 WHERE s = {s} AND {mine};\n",
+            lambda: f"UPDATE @1 SET n = n + 1 WHERE s = {s} AND {self.own()};\n",
             lambda: f"UPDATE @1 SET k = {k2} WHERE k = {k} AND NOT EXISTS (SELECT FROM @1 WHERE k = {k2});\n",
             lambda: f"DELETE FROM @1 WHERE k = {k};\n",
             lambda: f"DELETE FROM @1 WHERE {span};\n",
@@ -495,15 +497,14 @@ class IndexWriter(Writer):
         if rng.random() < 0.3:
             return super().operation(rng)
         k, k2, s = self.key(rng), self.key(rng), rng.randrange(50)
-        mine = f"k BETWEEN {self.number * 100_000} AND {self.number * 100_000 + OWN}"
         return rng.choice((
             lambda: f"SELECT count(*), sum(k) FROM @1 WHERE s BETWEEN {s} AND {s} + 3;\n",
             lambda: f"SELECT count(*), sum(k) FROM @1 WHERE s = {s};\n",
             lambda: f"UPDATE @1 SET k = {k2} WHERE k = {k} AND NOT EXISTS (SELECT FROM @1 WHERE k = {k2});\n",
             lambda: f"UPDATE @1 SET k = {k2}, s = {s} WHERE k = {k} AND NOT EXISTS (SELECT FROM @1 WHERE k = {k2});\n",
             lambda: f"UPDATE @1 SET s = {s} WHERE k = {k};\n",
-            lambda: f"UPDATE @1 SET s = s + 1 WHERE s = {s} AND {mine};\n",
-            lambda: f"DELETE FROM @1 WHERE s = {s} AND {mine};\n",
+            lambda: f"UPDATE @1 SET s = s + 1 WHERE s = {s} AND {self.own()};\n",
+            lambda: f"DELETE FROM @1 WHERE s = {s} AND {self.own()};\n",
             lambda: f"INSERT INTO @1 SELECT i, {s}, 'i' FROM generate_series({k}, {k} + 5) i ON CONFLICT (k) DO UPDATE SET s = EXCLUDED.s;\n",
         ))()
 

@@ -1,4 +1,6 @@
 """What the campaigns take for a crash of a server: `python3 -m unittest discover regress/campaigns`."""
+import random
+import re
 import unittest
 
 import lib
@@ -27,6 +29,19 @@ class Fallen(unittest.TestCase):
         self.assertEqual(lib.fallen([orphaned, died]), [])
         self.assertEqual(lib.fallen([died]), [died])
         self.assertEqual(lib.fallen([orphaned, "LOG:  starting PostgreSQL 15.20 on x86_64-pc-linux-gnu", died]), [died])
+
+
+class Keys(unittest.TestCase):
+    def test_own_keys_are_not_shared(self):
+        """A statement that finds nothing to lock in heap is ordered only against its own session's."""
+        rng = random.Random(7)
+        writers = [lib.Writer(number) for number in range(4)]
+        own = {writer.number: {writer.key(rng) for _ in range(20 * lib.OWN)} for writer in writers}
+        for writer in writers:
+            first, last = map(int, re.fullmatch(r"k BETWEEN (\d+) AND (\d+)", writer.own()).groups())
+            self.assertTrue(0 < first <= min(own[writer.number]) and max(own[writer.number]) <= last)
+            for other in writers[:writer.number]:
+                self.assertFalse(own[writer.number] & own[other.number])
 
 
 if __name__ == "__main__":
