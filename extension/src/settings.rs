@@ -28,6 +28,8 @@ pub struct Limits {
     pub key_index: u64,
     /// What key indexes may make of the heap into blocks of their sizes: what they count, and what is free of it.
     pub growth: u64,
+    /// What key indexes and memtables leave free in any case: without a list of runs nothing can be flushed, to free memory.
+    pub left: u64,
 }
 
 pub fn shared_memory_bytes() -> usize {
@@ -45,7 +47,7 @@ pub fn budgets() -> Limits {
     // Whatever is asked for the index, memtables keep a quarter: without them nothing can be written.
     let growth = usable - all / 4;
     let key_index = key_index.min(growth);
-    Limits { memtables: usable - key_index, key_index, growth }
+    Limits { memtables: usable - key_index, key_index, growth, left: all / 32 }
 }
 
 /// Bytes of rows after which a memtable is frozen and flushed. A quarter of all memtables' memory at the most, so that one

@@ -90,9 +90,24 @@ def beyond_memory(directory, servers):
                        "WHERE v IS DISTINCT FROM (CASE WHEN i % 7 = 1 THEN -i ELSE i END)::text", timeout=600)
     if wrong != "0" or server.sql("SELECT count(*) FROM beyond", timeout=600) != str(rows):
         raise lib.Failure(f"{wrong} rows read by key are wrong, or some are missing")
+    together(directory, server, rows)
     server.sql("DROP TABLE beyond")
     memory_came_back(server)
     return rows
+
+
+def together(directory, server, rows):
+    """Several sessions insert where key indexes have taken all that they may have: they may have to wait, and none is refused."""
+    script = os.path.join(directory, "together.sql")
+    with open(script, "w") as file:
+        file.write("\\set i :i + 1\nINSERT INTO beyond SELECT md5(concat_ws(' ', :client_id, :i, j))::uuid, j FROM generate_series(1, 100) j;\n")
+    sessions, times = 8, rows // 800 // 4
+    done = subprocess.run(["pgbench", "--no-vacuum", f"--client={sessions}", "--jobs=2", f"--transactions={times}", "--define=i=0", f"--file={script}"],
+                          env=server.environment(), text=True, capture_output=True, timeout=600)
+    if done.returncode != 0:
+        raise lib.Failure(f"of many sessions together some were refused: {done.stderr[-1500:]}")
+    if server.sql("SELECT count(*) FROM beyond", timeout=600) != str(rows + sessions * times * 100):
+        raise lib.Failure("rows of many sessions together are missing")
 
 
 def memory_came_back(server):

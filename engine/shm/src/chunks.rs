@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  words:  bit i of word w = chunk w * 64 + i is taken
-//!  free:   chunks that nobody has taken or is about to take; `kept` of them are for emergencies
+//!  free:   chunks that nobody has taken or is about to take; `kept` of them are for emergencies, and growth leaves `left` more
 //! ```
 //!
 //! A claim first takes its number from `free`, then finds a run of clear bits and sets them word by word; if somebody was
@@ -20,7 +20,7 @@ const ATTEMPTS: u32 = 16;
 /// How far into the emergency area a claim may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Level {
-    /// Not at all; and small objects only up to a bound ([`crate::heap::limit_growth`]).
+    /// Not at all, nor into what is left to others; and small objects only up to a bound ([`crate::heap::limit_growth`]).
     Growth,
     /// Not at all.
     Normal,
@@ -40,6 +40,8 @@ pub(crate) struct Chunks {
     free: AtomicUsize,
     count: usize,
     kept: usize,
+    /// Free chunks beside these that growth leaves to others.
+    left: AtomicUsize,
     /// How often chunks were claimed or given back.
     changes: AtomicU64,
     /// What that was when the free words were last shown.
@@ -66,6 +68,7 @@ impl Chunks {
             free: AtomicUsize::new(count),
             count,
             kept,
+            left: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
             shown_at: AtomicU64::new(0),
             words,
@@ -96,6 +99,21 @@ impl Chunks {
         self.kept
     }
 
+    /// Chunks that growth may take.
+    pub fn free_for_growth(&self) -> usize {
+        self.free().saturating_sub(self.kept + self.left.load(Relaxed))
+    }
+
+    /// Chunks that growth might take, if all were free.
+    pub fn for_growth(&self) -> usize {
+        self.count.saturating_sub(self.kept + self.left.load(Relaxed))
+    }
+
+    /// From now on growth leaves so many chunks to others.
+    pub fn leave(&self, chunks: usize) {
+        self.left.store(chunks, Relaxed);
+    }
+
     /// Takes one chunk from the low end.
     pub fn take_one(&self, level: Level) -> Option<usize> {
         self.take(1, level, Self::find_low)
@@ -109,7 +127,8 @@ impl Chunks {
     fn take(&self, n: usize, level: Level, find: fn(&Self, usize) -> Option<usize>) -> Option<usize> {
         debug_assert!(n > 0);
         let floor = match level {
-            Level::Growth | Level::Normal => self.kept,
+            Level::Growth => self.kept + self.left.load(Relaxed),
+            Level::Normal => self.kept,
             Level::Freeing => self.kept / 4,
             Level::Last => 0,
         };
@@ -264,6 +283,19 @@ mod tests {
             assert_eq!(c.take_one(Freeing), None);
             assert!(c.take_run(2, Last).is_some());
             assert_eq!(c.take_one(Last), None);
+        });
+    }
+
+    #[test]
+    fn growth_leaves_some_to_others() {
+        with_chunks(100, 10, |c| {
+            c.leave(5);
+            assert_eq!((c.take_run(86, Growth), c.free_for_growth()), (None, 85));
+            assert!(c.take_run(85, Growth).is_some());
+            assert_eq!((c.take_one(Growth), c.free_for_growth()), (None, 0));
+            assert!(c.take_run(5, Normal).is_some());
+            assert_eq!(c.take_one(Normal), None);
+            assert_eq!(c.free_for_growth(), 0);
         });
     }
 

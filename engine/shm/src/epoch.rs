@@ -21,6 +21,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;
 
 /// Bytes of a node of the collector's queue of garbage bags: epoch, 64 deferred functions of 4 words, count, next.
@@ -313,6 +314,41 @@ pub fn collect(rounds: u32) {
     }
 }
 
+/// Frees what anybody has retired before, this process and others that have handed it over: garbage queues, and one round takes only
+/// some of it. For at most so many rounds; somebody who is pinned all the time ends it, too. Whether all of it is freed.
+pub fn drain(rounds: u32) -> bool {
+    if pinned() {
+        return false;
+    }
+    let marks = if heap::attached() { &heap::header().marks } else { &PRIVATE_MARKS };
+    let mine = marks.set.fetch_add(1, Relaxed) + 1;
+    // SAFETY: it refers to nothing but the heap's own head, or a static.
+    unsafe { pin().defer_unchecked(move || marks.met.fetch_max(mine, Relaxed)) };
+    for round in 1..=rounds {
+        pin().flush();
+        if marks.met.load(Relaxed) >= mine {
+            return true;
+        }
+        if round.is_multiple_of(ROUNDS_A_TURN) {
+            // Whoever is pinned and waits for a core should get it.
+            std::thread::yield_now();
+        }
+    }
+    false
+}
+
+/// Rounds of [`drain`] between two turns for others.
+const ROUNDS_A_TURN: u32 = 16;
+
+/// Marks in the queue of garbage: how many were set, and the last that was met.
+#[repr(C, align(128))]
+pub(crate) struct Marks {
+    set: AtomicU64,
+    met: AtomicU64,
+}
+
+static PRIVATE_MARKS: Marks = Marks { set: AtomicU64::new(0), met: AtomicU64::new(0) };
+
 /// Collects garbage because the heap is full; false if that is of no use or not safe now.
 #[cold]
 pub(crate) fn reclaim() -> bool {
@@ -419,5 +455,36 @@ mod tests {
             std::thread::yield_now(); // another test's thread may be pinned
         }
         panic!("never collected");
+    }
+    #[test]
+    fn draining_frees_all_that_was_retired_before() {
+        let freed = Arc::new(AtomicUsize::new(0));
+        let retire = |count: usize| {
+            for _ in 0..count {
+                let freed = Arc::clone(&freed);
+                // SAFETY: without a heap it stays in this process.
+                unsafe { pin().defer_unchecked(move || freed.fetch_add(1, Relaxed)) };
+            }
+        };
+        // Many times what a few rounds take; other tests of this process pin as well, but none of them for long.
+        retire(20_000);
+        while !drain(1000) {}
+        assert_eq!(freed.load(Relaxed), 20_000);
+        let (pinned, unpin) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let _pin = pin();
+                pinned.wait();
+                unpin.wait();
+            });
+            pinned.wait();
+            retire(1);
+            assert!(!drain(100), "somebody might still look at it");
+            unpin.wait();
+        });
+        while !drain(1000) {}
+        assert_eq!(freed.load(Relaxed), 20_001);
+        let _pin = pin();
+        assert!(!drain(1), "its own process is pinned");
     }
 }

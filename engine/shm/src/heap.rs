@@ -73,6 +73,7 @@ pub(crate) struct Header {
     /// How many chunks growth may make into small objects.
     growth: AtomicUsize,
     pub(crate) passes: Passes,
+    pub(crate) marks: epoch::Marks,
     central: [Central; class::COUNT],
 }
 
@@ -230,12 +231,14 @@ pub unsafe fn create(mem: *mut u8, size: usize, emergency: usize) {
 }
 
 /// Bounds what may be made into small objects for what asks with [`reserve::Needs::reserve_growth`] and
-/// [`reserve::reserve_growth`]: `bytes`, the objects of all others counted in. Without this there is no such bound.
+/// [`reserve::reserve_growth`]: `bytes`, the objects of all others counted in. It and blocks ([`alloc_block`]) leave `left` bytes
+/// free for the others, for those come to an end without them. Without this there is no such bound.
 ///
 /// Panics when not attached.
-pub fn limit_growth(bytes: usize) {
+pub fn limit_growth(bytes: usize, left: usize) {
     assert!(attached(), "no shared heap");
     header().growth.store(bytes / CHUNK, Relaxed);
+    header().chunks.leave(left / CHUNK);
 }
 
 /// How many bytes of small objects such growth can still get, about: what is carved already and free may be of the wrong
@@ -246,7 +249,18 @@ pub fn growth_left() -> usize {
     }
     let header = header();
     let chunks = header.growth.load(Relaxed).saturating_sub(header.counters.object_chunks.load(Relaxed));
-    chunks.min(header.chunks.free().saturating_sub(header.chunks.kept())) * CHUNK + give_back::free_objects()
+    chunks.min(header.chunks.free_for_growth()) * CHUNK + give_back::free_objects()
+}
+
+/// How many bytes blocks can have, those that are taken counted in, as long as small objects get no more chunks. Endless when not
+/// attached.
+pub fn room_for_blocks() -> usize {
+    if !attached() {
+        return usize::MAX;
+    }
+    let header = header();
+    let objects = header.counters.object_chunks.load(Relaxed);
+    header.chunks.for_growth().saturating_sub(objects) * CHUNK
 }
 
 /// Takes this process (not the others) off the heap: it uses private memory from now on.
@@ -397,7 +411,7 @@ fn magazines() -> *mut Magazines {
 /// Rust's answer to null is to abort: who wants to be refused instead reserves first.
 #[inline]
 pub(crate) fn allocate(bytes: usize, align: usize) -> *mut u8 {
-    let Some(c) = class::of_layout(bytes, align) else { return allocate_chunks(bytes, align) };
+    let Some(c) = class::of_layout(bytes, align) else { return allocate_chunks(bytes, align, Level::Normal) };
     // SAFETY: one thread; objects in a magazine are free and linked.
     unsafe {
         let magazine = &raw mut (*magazines()).of[c];
@@ -523,12 +537,12 @@ pub fn flush_magazines() {
 
 // ---- chunks
 
-fn allocate_chunks(bytes: usize, align: usize) -> *mut u8 {
+fn allocate_chunks(bytes: usize, align: usize, level: Level) -> *mut u8 {
     if align > PAGE {
         return ptr::null_mut();
     }
     let n = bytes.div_ceil(CHUNK).max(1);
-    take_held(n).or_else(|| take_chunks(n, Level::Normal)).unwrap_or(ptr::null_mut())
+    take_held(n).or_else(|| take_chunks(n, level)).unwrap_or(ptr::null_mut())
 }
 
 fn take_chunks(n: usize, level: Level) -> Option<*mut u8> {
@@ -622,7 +636,8 @@ pub fn release_reserved() {
 }
 
 /// Memory of `bytes`, 64-byte aligned and not zeroed: in the shared heap when attached, inside the scope or not, else from
-/// the system. `None` when there is none: nothing aborts. Meant for blocks of 32 KiB and more.
+/// the system. `None` when there is none, or only what is left to others ([`limit_growth`]): nothing aborts. Meant for blocks of
+/// 32 KiB and more.
 pub fn alloc_block(bytes: usize) -> Option<NonNull<u8>> {
     let layout = block_layout(bytes)?;
     if !attached() {
@@ -630,7 +645,7 @@ pub fn alloc_block(bytes: usize) -> Option<NonNull<u8>> {
         return NonNull::new(unsafe { System.alloc(layout) });
     }
     match class::of_layout(layout.size(), layout.align()) {
-        None => NonNull::new(allocate_chunks(layout.size(), layout.align())),
+        None => NonNull::new(allocate_chunks(layout.size(), layout.align(), Level::Growth)),
         // A fallible call must not eat the emergency area, so no `allocate` here.
         // SAFETY: one thread.
         Some(c) if unsafe { (*magazines()).of[c].count } > 0 || refill(c, Level::Normal) => {

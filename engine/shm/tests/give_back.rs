@@ -14,7 +14,7 @@ const BLOCK: usize = 1 << 20;
 fn create(mem: *mut u8) {
     // SAFETY: the segment is ours, no other process is attached (any more).
     unsafe { heap::create(mem, SEGMENT, EMERGENCY) };
-    heap::limit_growth(BOUND);
+    heap::limit_growth(BOUND, 0);
     loosekv_shm::leave();
 }
 

@@ -37,7 +37,7 @@ impl<H: Host> Tree<'_, H> {
 
     fn are_apart(&self, view: &SuperVersion) -> bool {
         let rows: u64 = view.runs.iter().map(|run| run.shape.rows).sum();
-        let logged = view.active.table.rows().saturating_mul(view.runs.len() as u64);
+        let logged = view.active().table.rows().saturating_mul(view.runs.len() as u64);
         logged.saturating_mul(ROWS_A_MEMTABLE_ROW) <= rows && self.has_each_key_once(view)
     }
 

@@ -69,7 +69,7 @@ impl<H: Host> Tree<'_, H> {
     /// Does one merge, if one is due (or, with `force`, if anything is left to merge). False: there is nothing to do.
     /// The caller holds the maintenance lock; flushes may go on meanwhile.
     pub fn compact_one(&self, force: bool) -> Result<bool> {
-        let view = self.pin();
+        let view = self.pin().of_runs();
         let oldest = self.host.horizon().oldest();
         match self.shared.pick(&view, oldest, force) {
             Some(Pick::Merge(job)) => {
@@ -80,7 +80,6 @@ impl<H: Host> Tree<'_, H> {
             }
             Some(Pick::Move(job)) => self.move_runs(&view, &job).map(|()| true),
             None => {
-                drop(view);
                 self.shared.told.store(false, Relaxed);
                 self.collect_values(force)
             }
@@ -90,7 +89,7 @@ impl<H: Host> Tree<'_, H> {
     /// Settles one run whose writers have all ended: if they have all committed, by an edit of the manifest; else by
     /// writing it anew without those that aborted. False: there is none. Same lock.
     pub fn settle_one(&self) -> Result<bool> {
-        let view = self.pin();
+        let view = self.pin().of_runs();
         let oldest = self.host.horizon().oldest();
         let Some(at) = view.runs.iter().position(|r| !r.settled && r.shape.max_writer < oldest) else {
             return Ok(false);
@@ -156,13 +155,15 @@ impl<H: Host> Tree<'_, H> {
         Ok(false)
     }
 
-    /// Merges the runs of a job, or rewrites the one there is.
+    /// Merges the runs of a job, or rewrites the one there is. To be given the runs alone: memtables are frozen and flushed meanwhile, and
+    /// those of its beginning would fill the memory.
     pub(super) fn do_job(&self, view: &SuperVersion, job: &Job) -> Result<()> {
         let inputs = view.runs.get(job.runs.clone()).unwrap_or_default();
         let (Some(newest_in), Some(oldest_in)) = (inputs.first(), inputs.last()) else {
             return Err(Error::structure("a merge of no runs"));
         };
         let (first_l0, last_l0) = (oldest_in.first_l0, newest_in.last_l0);
+        let stale = on(I8OldSuperversionEdited).then(|| self.pin().edit());
         let ids: Vec<RunId> = inputs.iter().map(|r| r.id).collect();
 
         let mut merged = Merged::default();
@@ -215,7 +216,7 @@ impl<H: Host> Tree<'_, H> {
         self.pause(Pause::MergeCommitted);
         self.correct_index(view, &corrections, first_l0, last_l0);
         self.pause(Pause::MergeIndexed);
-        let installed = self.install_merged(&ids, result, on(I8OldSuperversionEdited).then(|| view.edit()))?;
+        let installed = self.install_merged(&ids, result, stale)?;
         self.shared.gone_before.fetch_min(installed, SeqCst);
         Ok(())
     }

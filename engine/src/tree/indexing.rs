@@ -23,6 +23,8 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
+/// This part of the index, or a little more, goes at once when there is no room.
+const EVICTED_PART: u64 = if cfg!(test) { 24 } else { 8 };
 /// Entries looked at in one go of a sweep.
 const SWEEP: usize = if cfg!(test) { 16 } else { 1024 };
 
@@ -30,7 +32,7 @@ impl<H: Host> Tree<'_, H> {
     /// Indexes the keys of one more run, newest first. False: the index is complete, or at its budget. The caller holds
     /// the maintenance lock (no merge may run meanwhile).
     pub fn rebuild_index(&self) -> Result<bool> {
-        let mut view = self.pin();
+        let mut view = self.pin().of_runs();
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
             return Ok(false);
         }
@@ -39,7 +41,7 @@ impl<H: Host> Tree<'_, H> {
             // An older version must not get the entry of a tombstone that was purged: these runs come once more.
             self.leave_index(L0Id(purged + 1))?;
             self.shared.purged.store(0, SeqCst);
-            view = self.pin();
+            view = self.pin().of_runs();
         }
         let budget = &self.host.budgets().key_index;
         let at = match self.shared.run_to_index(&view, budget) {
@@ -89,7 +91,7 @@ impl<H: Host> Tree<'_, H> {
         Ok(claimed)
     }
 
-    /// Makes room in the index: what it still names of runs that it does not cover goes first, then the oldest run that
+    /// Makes room in the index: what it still names of runs that it does not cover goes first, then the oldest runs that
     /// it covers. `None`: not even the run being flushed can be covered.
     pub(super) fn evict_oldest(&self, floor: L0Id, flushing: L0Id) -> Result<Option<L0Id>> {
         // A rebuild may have come further down than the floor known here: nothing goes that is still covered.
@@ -99,13 +101,21 @@ impl<H: Host> Tree<'_, H> {
             return Ok(Some(floor));
         }
         let view = self.pin();
-        let oldest = view.runs.iter().rev().find(|r| r.first_l0 >= floor && r.last_l0 < flushing);
-        let higher = L0Id(oldest.map_or(flushing, |r| r.last_l0).0 + 1);
+        // With random keys each run has some in every leaf: those of several runs are cheaper to take out together.
+        let (mut gone, mut keys, enough) = (None, 0, self.shared.index.rows() / EVICTED_PART);
+        for run in view.runs.iter().rev().filter(|r| r.first_l0 >= floor && r.last_l0 < flushing) {
+            gone = Some(run.last_l0);
+            keys += run.shape.keys;
+            if keys >= enough {
+                break;
+            }
+        }
+        let higher = L0Id(gone.unwrap_or(flushing).0 + 1);
         self.leave_index(higher)?;
         self.pause(Pause::Evicting);
         self.sweep_below(higher);
         self.pause(Pause::Evicted);
-        Ok(oldest.map(|_| higher))
+        Ok(gone.map(|_| higher))
     }
 
     /// The runs that begin below `higher` are not covered any more; readers that have pinned an older superversion learn

@@ -193,7 +193,7 @@ impl<H: Host> Shared<H> {
         next_row: RowId,
         last_writer: Writer,
     ) -> Shared<H> {
-        let next_generation = L0Id(first.active.table.generation().0 + 1);
+        let next_generation = L0Id(first.active().table.generation().0 + 1);
         // Free extents may have come out of limbo at any time before.
         let freed = manifest.version.max(1);
         Shared {
@@ -235,12 +235,13 @@ impl<H: Host> Shared<H> {
         }
     }
 
-    /// Makes sure that the next `install` finds memory.
+    /// Makes sure that the next `install` finds memory. It is what a flush, a merge and whatever takes keys out of the index end with,
+    /// and what a memtable is frozen by, which is flushed then: all of them free memory.
     pub fn reserve_install(&self) -> Result<()> {
         // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of.
         let list = (self.current.pin::<H>().runs.len() + 1) * std::mem::size_of::<(L0Id, L0Id)>();
         let [version, generation, small, large] = RESERVE;
-        loosekv_shm::reserve(&[version, generation, small, large, list, list, list, list])
+        loosekv_shm::reserve_emergency(&[version, generation, small, large, list, list, list, list])
             .map_err(|_| self.full(Consumer::Versions))
     }
 
@@ -299,7 +300,12 @@ impl<H: Host> Shared<H> {
                     gone.push(versions.retired.remove(at));
                 }
             }
+            let any = !gone.is_empty();
             gone.into_iter().for_each(Retired::free);
+            if any {
+                // What a writer retires would stay with him, and with it the memtables, until he has retired a bag full.
+                loosekv_shm::epoch::collect(1);
+            }
         });
         // The current one too: a flip comes before the superversion that no longer names what it gave up.
         let current = self.current.pin::<H>();
@@ -337,7 +343,7 @@ impl<H: Host> Shared<H> {
     /// has retired stays with it otherwise until it retires more.
     pub fn reclaim(&self, lagging: Option<Lagging>) {
         self.reap(&mut self.ledger.lock(), lagging);
-        loosekv_shm::epoch::collect(ROUNDS);
+        loosekv_shm::epoch::drain(ROUNDS);
     }
 
     /// Place in the view's runs of the newest one that is not indexed in full. To be asked after the index was read: what
@@ -361,14 +367,16 @@ impl<H: Host> Shared<H> {
         view.number >= self.coarse_before.load(SeqCst) || on(CoarseTakenForExact)
     }
 
-    /// A memtable for the next generation.
+    /// A memtable for the next generation: smaller than it might be, if the key indexes leave so little that it would not be full before
+    /// the memory is.
     pub fn generation(&self, id: L0Id) -> Result<Arc<Generation>> {
         let base = RowId(self.next_row.load(Relaxed));
         let writer = Writer(self.last_writer.load(Relaxed));
         let view = self.current.pin::<H>();
-        let bytes = self.options.memtable_bytes();
+        let share = loosekv_shm::heap::room_for_blocks() as u64 / MEMTABLES_IN_MEMORY;
+        let bytes = self.options.memtable_bytes().min(share.max(LEAST_MEMTABLE));
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
-        as_generation(bytes, || Memtable::like(&view.active.table, id, base, writer, capacity))
+        as_generation(bytes, || Memtable::like(&view.active().table, id, base, writer, capacity))
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
@@ -376,8 +384,12 @@ impl<H: Host> Shared<H> {
     }
 }
 
-/// Rounds of collecting that free what was just retired, if nobody is pinned.
-const ROUNDS: u32 = 3;
+/// So many memtables are to fit in memory: the one that fills, those that wait, one that somebody still looks at.
+const MEMTABLES_IN_MEMORY: u64 = 5;
+const LEAST_MEMTABLE: u64 = 256 << 10;
+
+/// Rounds of collecting that free what was just retired, and what the key index has retired before it, if nobody is pinned for long.
+const ROUNDS: u32 = 256;
 
 /// Sizes of what installing a superversion allocates.
 const RESERVE: [usize; 4] =

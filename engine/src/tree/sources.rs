@@ -303,7 +303,7 @@ impl<H: Host> Drop for Sources<H> {
 
 fn memtable(view: &SuperVersion, at: usize) -> Option<&Generation> {
     match at {
-        0 => Some(&view.active),
+        0 => view.memtables().next().map(|g| &**g),
         _ => view.frozen.get(at - 1).map(|g| &**g),
     }
 }

@@ -199,7 +199,7 @@ impl<H: Host> Tree<'_, H> {
         let current = self.pin();
         let pinned = versions.retired.iter().filter(|v| v.is_pinned()).map(|v| v.number).min();
         let oldest = pinned.unwrap_or(current.number);
-        let active = &current.active.table;
+        let active = &current.active().table;
         let upto = if active.is_empty() { L0Id(active.generation().0 - 1) } else { active.generation() };
         let Ledger { manifest, values, .. } = ledger;
         for extent in &manifest.values {
@@ -235,7 +235,7 @@ impl<H: Host> Tree<'_, H> {
         if self.free_values()? {
             return Ok(true);
         }
-        let view = self.pin();
+        let view = self.pin().of_runs();
         match self.pick_sparse(&view, force) {
             Some(job) => self.do_job(&view, &job).map(|()| true),
             None => Ok(false),

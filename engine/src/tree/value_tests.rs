@@ -319,7 +319,7 @@ fn bytes_without_a_row_are_found_and_freed() {
     table.host.world.borrow_mut().no_room = true;
     assert!(table.try_put(b"b", Some(&body(200_000, 1)), Fate::Committed).is_err());
     let view = table.tree().pin();
-    table.tree().take_value_pages(300, view.active.table.generation()).unwrap();
+    table.tree().take_value_pages(300, view.active().table.generation()).unwrap();
     drop(view);
     table.try_put(b"c", Some(&body(300_000, 1)), Fate::Aborted).unwrap();
     assert!(table.value_pages() >= 300 + 25 + 37 + 13);
@@ -341,7 +341,7 @@ fn an_extent_waits_for_the_writer_who_has_taken_pages_of_it() {
     let table = Table::new();
     let tree = table.tree();
     let view = tree.pin();
-    let taken = tree.take_value_pages(100, view.active.table.generation()).unwrap();
+    let taken = tree.take_value_pages(100, view.active().table.generation()).unwrap();
     for i in 0..5 {
         table.put(format!("{i}").as_bytes(), b"x");
         table.flush();

@@ -270,7 +270,7 @@ impl<H: Host> Tree<'_, H> {
             return Err(too_long(longest as u64));
         }
         let pages = u32::try_from(pages_of(bytes)).map_err(|_| too_long(bytes))?;
-        let mut filler = Filler::new(self.take_value_pages(pages, view.active.table.generation())?);
+        let mut filler = Filler::new(self.take_value_pages(pages, view.active().table.generation())?);
         let mut pointers = Vec::with_capacity(rows.len());
         for row in rows {
             pointers.push(match self.is_too_long(row) {

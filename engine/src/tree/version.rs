@@ -30,7 +30,8 @@ pub struct Generation {
 pub struct SuperVersion {
     /// Counts installs.
     pub number: u64,
-    pub active: Arc<Generation>,
+    /// `None`: see [`SuperVersion::of_runs`].
+    active: Option<Arc<Generation>>,
     /// Newest first.
     pub frozen: Vec<Arc<Generation>>,
     /// Newest first.
@@ -64,13 +65,14 @@ impl SuperVersion {
         let intervals: Vec<(L0Id, L0Id)> = runs.iter().rev().map(|r| (r.first_l0, r.last_l0)).collect();
         let map = RunMap::build(&intervals)?;
         let chains = chain::count(runs.iter().map(|run| &**run));
+        let active = Some(active);
         Ok(SuperVersion { number, active, frozen, runs, map, chains, flushed, indexed_from, pins: AtomicU32::new(0) })
     }
 
     /// Its parts, for making the next one. To be called in the shared heap's scope.
     pub fn edit(&self) -> Edit {
         Edit {
-            active: self.active.clone(),
+            active: self.active().clone(),
             frozen: self.frozen.clone(),
             runs: self.runs.clone(),
             flushed: self.flushed,
@@ -78,13 +80,38 @@ impl SuperVersion {
         }
     }
 
+    /// What it says of the runs, for who works long on some of them and must not keep the memtables in memory meanwhile. It is this
+    /// process's own, and pins nothing: the runs must stay for another reason, as they do for who holds the maintenance lock.
+    pub fn of_runs(&self) -> SuperVersion {
+        SuperVersion {
+            number: self.number,
+            active: None,
+            frozen: Vec::new(),
+            runs: self.runs.iter().map(|run| Arc::new((**run).clone())).collect(),
+            map: self.map.clone(),
+            chains: self.chains,
+            flushed: self.flushed,
+            indexed_from: self.indexed_from,
+            pins: AtomicU32::new(0),
+        }
+    }
+
+    /// The memtable that is being written to.
+    #[inline]
+    pub fn active(&self) -> &Arc<Generation> {
+        match &self.active {
+            Some(active) => active,
+            None => unreachable!("who has only the runs looks at no memtable"),
+        }
+    }
+
     /// Memtables, newest first.
     pub fn memtables(&self) -> impl Iterator<Item = &Arc<Generation>> {
-        std::iter::once(&self.active).chain(&self.frozen)
+        self.active.iter().chain(&self.frozen)
     }
 
     pub fn oldest_generation(&self) -> L0Id {
-        self.frozen.last().unwrap_or(&self.active).table.generation()
+        self.frozen.last().unwrap_or(self.active()).table.generation()
     }
 
     /// Place in `runs` (newest first) of the run that holds `l0`.

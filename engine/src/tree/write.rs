@@ -71,14 +71,14 @@ impl<H: Host> Tree<'_, H> {
 
     /// Tells that these keys are about to be looked up and appended: much of what that waits for is fetched beforehand.
     pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
-        self.pin().active.table.prefetch(keys);
+        self.pin().active().table.prefetch(keys);
     }
 
     /// Whether the newest version of the key is still the one that was observed. False also when only another look-up can
     /// tell.
     pub fn is_as_observed(&self, key: &[u8], observed: Observed) -> bool {
         let view = self.pin();
-        let newest = view.active.table.newest(key).map(|node| node.row_id());
+        let newest = view.active().table.newest(key).map(|node| node.row_id());
         is_as_observed(&view, newest, key, observed)
     }
 
@@ -87,7 +87,7 @@ impl<H: Host> Tree<'_, H> {
         let _rotation = self.shared.rotation.read();
         let view = self.pin();
         let _stripes = Stripes::lock(self.shared, rows);
-        let active = &view.active.table;
+        let active = &view.active().table;
         let holds = |row: &NewRow<'_>| {
             let newest = || active.newest(row.key).map(|node| node.row_id());
             row.expect.is_none_or(|expect| is_as_observed(&view, newest(), row.key, expect))
@@ -122,14 +122,14 @@ impl<H: Host> Tree<'_, H> {
         match rows {
             [row] => {
                 let head = head_of(row, first, 0);
-                let Some(room) = view.active.table.room(row.key.len(), &head) else { return Ok(None) };
-                let splice = view.active.table.probe_for(row.key, &room);
+                let Some(room) = view.active().table.room(row.key.len(), &head) else { return Ok(None) };
+                let splice = view.active().table.probe_for(row.key, &room);
                 records.clear();
                 encode_record(&RowRef { key: row.key, head, body: row.body }, records);
                 let mut room = Some(room);
-                self.host.append(self, view.active.table.generation(), &[records], &mut |_, addr| {
+                self.host.append(self, view.active().table.generation(), &[records], &mut |_, addr| {
                     if let Some(room) = room.take() {
-                        view.active.table.link(&splice, room, row.key, &head, addr);
+                        view.active().table.link(&splice, room, row.key, &head, addr);
                     }
                 })?;
             }
@@ -142,7 +142,7 @@ impl<H: Host> Tree<'_, H> {
         self.shared.barren.written(rows.iter().filter(|row| !row.flags.is_tombstone()).map(|row| row.key));
         let bytes: usize = rows.iter().map(|r| r.key.len() + r.body.len()).sum();
         let last_writer = rows.iter().map(|r| r.writer.0).max().unwrap_or(0);
-        view.active.logged.fetch_add(bytes as u64, Relaxed);
+        view.active().logged.fetch_add(bytes as u64, Relaxed);
         if self.shared.last_writer.load(Relaxed) < last_writer {
             self.shared.last_writer.fetch_max(last_writer, Relaxed);
         }
@@ -167,7 +167,7 @@ impl<H: Host> Tree<'_, H> {
         first: RowId,
         records: &mut Vec<u8>,
     ) -> Result<bool> {
-        let active = &view.active.table;
+        let active = &view.active().table;
         let mut rooms = Vec::with_capacity(rows.len());
         for (at, row) in rows.iter().enumerate() {
             match active.room(row.key.len(), &head_of(row, first, at)) {
@@ -201,7 +201,7 @@ impl<H: Host> Tree<'_, H> {
 
     /// Freezes the active memtable, unless it is empty.
     pub fn rotate(&self) -> Result<()> {
-        let full = self.pin().active.table.generation();
+        let full = self.pin().active().table.generation();
         self.rotate_from(full)
     }
 
@@ -215,13 +215,13 @@ impl<H: Host> Tree<'_, H> {
         {
             let _rotation = self.shared.rotation.write();
             let view = self.pin();
-            if view.active.table.generation() != full || view.active.table.is_empty() {
+            if view.active().table.generation() != full || view.active().table.is_empty() {
                 return Ok(());
             }
             let next = self.shared.generation(L0Id(full.0 + 1))?;
             self.shared.install(|current| {
                 let mut frozen = Vec::with_capacity(current.frozen.len() + 1);
-                frozen.push(current.active.clone());
+                frozen.push(current.active().clone());
                 frozen.extend(current.frozen.iter().cloned());
                 let Edit { runs, flushed, indexed_from, .. } = current.edit();
                 SuperVersion::new(current.number + 1, Edit { active: next, frozen, runs, flushed, indexed_from })

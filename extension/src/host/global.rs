@@ -124,7 +124,7 @@ pub unsafe fn create(mem: *mut u8) {
         (*global).budgets.memtables.limit.store(limits.memtables, Relaxed);
         (*global).budgets.key_index.limit.store(limits.key_index, Relaxed);
         loosekv_shm::heap::create(mem.add(fixed_size()), settings::shared_memory_bytes(), EMERGENCY);
-        loosekv_shm::heap::limit_growth(limits.growth as usize);
+        loosekv_shm::heap::limit_growth(limits.growth as usize, limits.left as usize);
     }
     GLOBAL.store(global, Release);
 }

@@ -58,7 +58,7 @@ const NAP: std::time::Duration = std::time::Duration::from_millis(2);
 /// long.
 pub fn flush(open: &Open) {
     open.ok(open.tree.rotate());
-    let newest = open.tree.shared().current.pin::<PgHost>().active.table.generation();
+    let newest = open.tree.shared().current.pin::<PgHost>().active().table.generation();
     let waiting = || {
         let view = open.tree.shared().current.pin::<PgHost>();
         view.frozen.iter().any(|frozen| frozen.table.generation() < newest)

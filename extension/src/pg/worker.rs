@@ -317,12 +317,12 @@ fn survey() {
                 agenda.note(table, task, now);
             }
             let size = if short { need::filling(tree) } else { 0 };
-            let more = largest.is_none_or(|(_, most)| size > most) && size >= memory::WORTH_FLUSHING;
+            let more = largest.is_none_or(|(_, most)| size > most);
             if more && task != Some(Task::Flush) && !agenda.is_resting(table, now) {
                 largest = Some((table, size));
             }
         });
-        if let Some((table, _)) = largest {
+        if let Some((table, _)) = largest.filter(|(_, size)| memory::worth_flushing(*size, known)) {
             agenda.note(table, Task::Spill, now);
         }
         agenda.end_round();

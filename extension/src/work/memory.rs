@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Where all tables are in use, some of their statements end.
 const NAP: Duration = Duration::from_millis(5);
 /// Memtables smaller than this are not flushed early: their runs would be tiny.
-pub const WORTH_FLUSHING: usize = 64 << 10;
+const WORTH_FLUSHING: usize = 64 << 10;
 
 /// Whether memtables are to be flushed before they are full.
 pub fn is_short() -> bool {
@@ -28,6 +28,12 @@ pub fn is_short() -> bool {
     // Large blocks are memtables, and little else.
     let memtables = global.budgets.memtables.limit.load(Relaxed) as usize;
     heap.blocks > memtables / 4 * 3 || heap.free.saturating_sub(heap.emergency) < heap.size / 16
+}
+
+/// Whether the largest memtable of so many tables is worth an early flush: what others hold, who look at memtables that are in runs
+/// already, does not come free by it.
+pub fn worth_flushing(largest: usize, tables: usize) -> bool {
+    largest >= WORTH_FLUSHING && largest * tables.max(1) >= heap::stats().blocks / 4
 }
 
 /// Appends rows as [`Tree::append`] does, no faster than the background can follow. No latch is held.
@@ -60,7 +66,11 @@ pub fn with_relief<R>(tree: &Tree<'_, PgHost>, mut work: impl FnMut() -> Result<
         let mut at_work = false;
         // More each time: what one table had may be in small pieces.
         if !registry::make_rooms(1 << attempts.min(6))? {
-            let relief = flush_own(tree)?;
+            let relief = match flush_own(tree) {
+                // It wants a little itself: what others are about to free.
+                Err(Error::MemoryFull { .. }) => Relief::None,
+                done => done?,
+            };
             at_work = relief == Relief::Coming;
             if relief != Relief::Done {
                 interrupt::nap(NAP);
@@ -83,7 +93,7 @@ enum Relief {
     Done,
     /// Another is at work on the table.
     Coming,
-    /// Nothing is frozen.
+    /// Nothing is frozen, or there is no memory for what flushing takes.
     None,
 }
 

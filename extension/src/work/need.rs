@@ -81,7 +81,7 @@ pub fn is_frozen(tree: &Shared<PgHost>) -> bool {
 /// Bytes of memory that the memtable takes which rows go to.
 pub fn filling(tree: &Shared<PgHost>) -> usize {
     let view = tree.current.pin::<PgHost>();
-    let active = &view.active.table;
+    let active = &view.active().table;
     if active.is_empty() {
         0
     } else {

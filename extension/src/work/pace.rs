@@ -26,10 +26,12 @@ pub fn update(tree: &Tree<'_, PgHost>) {
     let backlog = {
         let view = tree.shared().current.pin::<PgHost>();
         let options = tree.shared().options.get();
+        let fresh = view.runs.iter().take_while(|run| run.level == 0).count();
         Backlog {
             frozen: view.frozen.len() as u32,
             max_frozen: options.max_frozen,
-            fresh_runs: view.runs.iter().take_while(|run| run.level == 0).count() as u32,
+            fresh_runs: fresh as u32,
+            unindexed: fresh.saturating_sub(view.first_unindexed(view.indexed_from)) as u32,
             fan_in: options.fan_in,
         }
     };

@@ -51,7 +51,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
     fn log_pages(&mut self) -> Result<()> {
         let end = self.tree.host.pages()?;
         let oldest = self.view.oldest_generation();
-        let newest = self.view.active.table.generation();
+        let newest = self.view.active().table.generation();
         let extents: Vec<_> = self.manifest.log_extents.to_vec();
         for log in extents.iter().filter(|log| log.generation >= oldest && log.generation <= newest) {
             for no in log.extent.start.0..log.extent.end().0.min(end) {
@@ -93,7 +93,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
     }
 
     fn replay(&mut self, tables: &[Arc<Generation>]) -> Result<()> {
-        let newest = self.view.active.table.generation();
+        let newest = self.view.active().table.generation();
         let mut manifest = Manifest { runs: Vec::new(), ..self.manifest.clone() };
         manifest.log_extents.retain(|log| log.generation <= newest && log.generation > self.view.flushed);
         let report = &mut self.report;

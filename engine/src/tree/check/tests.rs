@@ -353,7 +353,7 @@ fn an_index_that_is_wrong() {
 #[test]
 fn a_log_that_is_not_the_memtables() {
     let table = Table::new();
-    let generation = table.tree().pin().active.table.generation();
+    let generation = table.tree().pin().active().table.generation();
     table.host.world.borrow_mut().disk.logs.get_mut(&generation).unwrap()[6] ^= 1;
     table.says(&format!("memtable {generation}"));
 }

@@ -287,7 +287,7 @@ impl Run {
         check::sound(&tree);
         check::space_at_rest(&tree);
         let view = tree.pin();
-        assert!(view.runs.len() <= 1 && view.frozen.is_empty() && view.active.table.is_empty());
+        assert!(view.runs.len() <= 1 && view.frozen.is_empty() && view.active().table.is_empty());
         drop(view);
         check::power_failure(&tree, crate::mutation::Pause::MergeIndexed);
         self.delete_everything();
