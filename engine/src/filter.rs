@@ -83,6 +83,12 @@ fn block_of(hash: u64, pages: u32) -> usize {
     ((u128::from(within) * BLOCKS_PER_PAGE as u128) >> 64) as usize
 }
 
+/// Where on its page a probe looks.
+#[inline]
+pub fn place_of(hash: u64, pages: u32) -> usize {
+    BLOCKS_AT + block_of(hash, pages) * BLOCK
+}
+
 /// The nine-bit numbers of the bits in a block, one after the other.
 #[inline]
 fn bits_of(hash: u64, probes: u8) -> impl Iterator<Item = usize> {

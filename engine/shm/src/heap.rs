@@ -31,6 +31,7 @@ use crate::chunks::{words_for, Chunks, Level, CHUNK};
 use crate::class;
 pub use crate::give_back::heed;
 use crate::give_back::{self, Passes};
+pub use crate::growth::{growth_left, limit_growth, room_for_blocks};
 use crate::reserve;
 use crate::stack::{link, next, Batch, BatchStack};
 use crate::{epoch, latch, scope};
@@ -71,7 +72,7 @@ pub(crate) struct Header {
     bumps: [Bump; Level::ALL.len()],
     uses: *const ChunkUse,
     /// How many chunks growth may make into small objects.
-    growth: AtomicUsize,
+    pub(crate) growth: AtomicUsize,
     pub(crate) passes: Passes,
     pub(crate) marks: epoch::Marks,
     central: [Central; class::COUNT],
@@ -82,7 +83,7 @@ pub(crate) struct Counters {
     /// Chunks in large blocks.
     block_chunks: AtomicUsize,
     /// Chunks of small objects.
-    object_chunks: AtomicUsize,
+    pub(crate) object_chunks: AtomicUsize,
     /// Reservations refused.
     refused: AtomicU64,
     /// Times that small objects were carved from the emergency area, and from its last quarter.
@@ -228,39 +229,6 @@ pub unsafe fn create(mem: *mut u8, size: usize, emergency: usize) {
     });
     // SAFETY: the header is ours alone until this process forks.
     unsafe { ptr::addr_of_mut!((*mem.cast::<Header>()).collector).write(MaybeUninit::new(collector)) };
-}
-
-/// Bounds what may be made into small objects for what asks with [`reserve::Needs::reserve_growth`] and
-/// [`reserve::reserve_growth`]: `bytes`, the objects of all others counted in. It and blocks ([`alloc_block`]) leave `left` bytes
-/// free for the others, for those come to an end without them. Without this there is no such bound.
-///
-/// Panics when not attached.
-pub fn limit_growth(bytes: usize, left: usize) {
-    assert!(attached(), "no shared heap");
-    header().growth.store(bytes / CHUNK, Relaxed);
-    header().chunks.leave(left / CHUNK);
-}
-
-/// How many bytes of small objects such growth can still get, about: what is carved already and free may be of the wrong
-/// sizes. Endless when not attached.
-pub fn growth_left() -> usize {
-    if !attached() {
-        return usize::MAX;
-    }
-    let header = header();
-    let chunks = header.growth.load(Relaxed).saturating_sub(header.counters.object_chunks.load(Relaxed));
-    chunks.min(header.chunks.free_for_growth()) * CHUNK + give_back::free_objects()
-}
-
-/// How many bytes blocks can have, those that are taken counted in, as long as small objects get no more chunks. Endless when not
-/// attached.
-pub fn room_for_blocks() -> usize {
-    if !attached() {
-        return usize::MAX;
-    }
-    let header = header();
-    let objects = header.counters.object_chunks.load(Relaxed);
-    header.chunks.for_growth().saturating_sub(objects) * CHUNK
 }
 
 /// Takes this process (not the others) off the heap: it uses private memory from now on.

@@ -69,7 +69,7 @@ impl Needs {
     #[inline(always)]
     pub fn reserve(self) -> Result<(), Full> {
         if heap::attached() && heap::low() & self.0 != 0 {
-            stock(self.0, Level::Normal)
+            stock(self.0, Level::Normal, false)
         } else {
             Ok(())
         }
@@ -80,7 +80,7 @@ impl Needs {
     #[inline(always)]
     pub fn reserve_growth(self) -> Result<(), Full> {
         if heap::attached() && heap::low() & self.0 != 0 {
-            stock(self.0, Level::Growth)
+            stock(self.0, Level::Growth, false)
         } else {
             Ok(())
         }
@@ -92,7 +92,7 @@ impl Needs {
     #[inline(always)]
     pub fn reserve_emergency(self) -> Result<(), Full> {
         if heap::attached() && heap::low() & self.0 != 0 {
-            stock(self.0, Level::Freeing)
+            stock(self.0, Level::Freeing, true)
         } else {
             Ok(())
         }
@@ -108,7 +108,7 @@ const RECLAIMS: u32 = 4;
 
 #[cold]
 #[inline(never)]
-fn stock(set: u128, level: Level) -> Result<(), Full> {
+fn stock(set: u128, level: Level, makes_do: bool) -> Result<(), Full> {
     for attempt in 0..=RECLAIMS {
         let mut todo = heap::low() & set;
         while todo != 0 && heap::stock(todo.trailing_zeros() as usize, level) {
@@ -123,7 +123,7 @@ fn stock(set: u128, level: Level) -> Result<(), Full> {
     }
     let set = Needs(set);
     let last_resort = || heap::has(set, LAST) && (!heap::last_was_needed() || heap::has_one_in(set, 64));
-    if level == Level::Freeing && last_resort() {
+    if makes_do && last_resort() {
         return Ok(());
     }
     Err(heap::count_refusal())
@@ -137,30 +137,36 @@ fn stock(set: u128, level: Level) -> Result<(), Full> {
 /// Where the sizes are known beforehand, a [`Needs`] is faster.
 #[inline]
 pub fn reserve(sizes: &[usize]) -> Result<(), Full> {
-    reserve_sizes(sizes, Level::Normal)
+    reserve_sizes(sizes, Level::Normal, false)
 }
 
 /// As [`reserve`], for what grows with the data and can do with less. See [`Needs::reserve_growth`].
 #[inline]
 pub fn reserve_growth(sizes: &[usize]) -> Result<(), Full> {
-    reserve_sizes(sizes, Level::Growth)
+    reserve_sizes(sizes, Level::Growth, false)
 }
 
 /// As [`reserve`], for operations that end up freeing memory. See [`Needs::reserve_emergency`].
 #[inline]
 pub fn reserve_emergency(sizes: &[usize]) -> Result<(), Full> {
-    reserve_sizes(sizes, Level::Freeing)
+    reserve_sizes(sizes, Level::Freeing, true)
+}
+
+/// As [`reserve_emergency`], for those that cannot make do with less than what they ask for.
+#[inline]
+pub fn reserve_all_of_it(sizes: &[usize]) -> Result<(), Full> {
+    reserve_sizes(sizes, Level::Freeing, false)
 }
 
 #[inline]
-fn reserve_sizes(sizes: &[usize], level: Level) -> Result<(), Full> {
+fn reserve_sizes(sizes: &[usize], level: Level, makes_do: bool) -> Result<(), Full> {
     if !heap::attached() {
         return Ok(());
     }
     let large = |bytes: &usize| *bytes > Needs::MAX_BYTES;
     let set = sizes.iter().filter(|s| !large(s)).fold(0, |set, &bytes| set | 1 << class::of(bytes));
     if heap::low() & set != 0 {
-        stock(set, level)?;
+        stock(set, level, makes_do)?;
     }
     if !sizes.iter().any(large) {
         return Ok(());

@@ -204,6 +204,16 @@ impl<'a> Run<'a> {
         filter::probe(no, page.expect(no, PageKind::Filter, seq)?, hash, pages)
     }
 
+    /// Lets the processor fetch what [`Run::may_contain`] looks at.
+    #[inline]
+    pub fn touch_filter<S: PageSource>(&self, source: &S, hash: u64) {
+        let pages = self.shape.filter_pages;
+        if pages > 0 {
+            let index = self.shape.filter_start().saturating_add(filter::page_of(hash, pages));
+            self.touch(source, index, [0, filter::place_of(hash, pages)].into_iter());
+        }
+    }
+
     /// Shows the keys of one piece of the run, with the tombstone bit of their newest version; returns the piece to go on
     /// with, `None` at the end. Pieces are pages, counted from 0: key pages, or data pages if the run has no key pages.
     pub fn for_each_key<S: PageSource>(

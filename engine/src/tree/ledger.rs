@@ -114,7 +114,7 @@ impl<H: Host> Tree<'_, H> {
         // The copies that the ledger and the next superversion are to keep must not fail after the flip.
         let uses = next.runs.iter().map(|r| std::mem::size_of_val(r.values.as_slice())).max().unwrap_or(0);
         let sizes = [uses, uses, std::mem::size_of_val(next.values.as_slice())];
-        loosekv_shm::reserve_emergency(&sizes.map(|s| s.max(16))).map_err(|_| self.shared.full(Consumer::Versions))?;
+        loosekv_shm::reserve_all_of_it(&sizes.map(|s| s.max(16))).map_err(|_| self.shared.full(Consumer::Versions))?;
         let body = next.encode_body();
         let old_body = std::mem::take(&mut next.body);
         let mut kept_body = Vec::new();

@@ -22,6 +22,7 @@ use crate::tree::version::{Generation, Pinned, SuperVersion};
 use crate::tree::{Found, Hint, Observed, Tree};
 use crate::types::{Head, L0Id, PageNo, RowBuf, RowId, Verdict, Writer};
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// A host as a source of run pages.
@@ -54,6 +55,9 @@ impl<H: Host> PageSource for Pages<'_, H> {
         self.0.touch_page(page, places);
     }
 }
+
+/// What the filters of so many runs have for a key is on its way while the filter of one is asked.
+const TOUCHED_AHEAD: usize = 8;
 
 thread_local! {
     pub(super) static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
@@ -203,6 +207,11 @@ impl<H: Host> Tree<'_, H> {
     ) -> Result<bool> {
         let pages = Pages(&self.host);
         let mut hash = None;
+        let touch = |runs: Range<usize>, hash| {
+            for desc in view.runs.get(runs).unwrap_or_default() {
+                Run::new(&desc.shape, &desc.extents).touch_filter(&pages, hash);
+            }
+        };
         SCRATCH.with_borrow_mut(|scratch| {
             for (at, desc) in view.runs.iter().enumerate().skip(start.at) {
                 let certain = start.certain && at == start.at;
@@ -210,7 +219,19 @@ impl<H: Host> Tree<'_, H> {
                 if !certain {
                     self.shared.counters.filter_probes.fetch_add(1, Relaxed);
                     self.host.saw(Saw::FilterProbe, 1);
-                    if !run.may_contain(&pages, *hash.get_or_insert_with(|| key_hash(key)))? {
+                    let end = (at + TOUCHED_AHEAD + 1).min(view.runs.len());
+                    let hash = match hash {
+                        Some(hash) => {
+                            touch((at + TOUCHED_AHEAD).min(end)..end, hash);
+                            hash
+                        }
+                        None => {
+                            let first = *hash.insert(key_hash(key));
+                            touch(at + 1..end, first);
+                            first
+                        }
+                    };
+                    if !run.may_contain(&pages, hash)? {
                         continue;
                     }
                     self.shared.counters.filter_hits.fetch_add(1, Relaxed);

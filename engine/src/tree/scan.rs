@@ -25,6 +25,8 @@ const GUIDED_KEYS_A_RUN: usize = 4;
 const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) };
 /// Keys from which on a merge of several sources looks ahead: who wants but the first is spared a look at those that follow.
 const AHEAD_FROM: u32 = 2;
+/// Steps between two looks whether its superversion keeps memtables in memory.
+const STEPS_A_LOOK: u32 = if cfg!(test) { 9 } else { 64 };
 /// Chains of runs from which on guiding pays.
 const GUIDED_RUNS: usize = if cfg!(test) { 3 } else { 12 };
 
@@ -72,7 +74,7 @@ pub(super) enum Standing {
 }
 
 /// An ordered scan. Holds a superversion pinned, and no page but as the host lets it ([`Host::hold_page`]): it may rest
-/// between calls.
+/// between calls. Its reader's snapshot has to hold the horizon back.
 pub struct Cursor<H: Host> {
     view: Rc<Pinned<H>>,
     /// Only what comes from this run (and, of the newest, from the memtables), see [`crate::tree::apart`].
@@ -89,6 +91,8 @@ pub struct Cursor<H: Host> {
     /// The key that a guided scan has found last.
     key: Vec<u8>,
     keys: u32,
+    /// How often it has gone on by itself, not by rows that were found ahead.
+    steps: u32,
     /// See [`crate::tree::barren`]: proposals before it was pinned; the walk from its beginning, as long as all keys are dead.
     begun: u64,
     walk: Option<Walk>,
@@ -128,6 +132,7 @@ impl<H: Host> Cursor<H> {
             row: RowBuf::default(),
             key: Vec::new(),
             keys: 0,
+            steps: 0,
             begun,
             walk: None,
             stretch: Vec::new(),
@@ -302,7 +307,14 @@ impl<H: Host> Cursor<H> {
     }
 
     fn advance(&mut self, tree: &Tree<'_, H>, choose: impl FnMut(&Head, &Hint<'_>) -> Verdict) -> Result<bool> {
-        if self.step() || (matches!(self.at, Place::Found | Place::Ahead) && self.look_ahead(tree)?) {
+        if self.step() {
+            return Ok(true);
+        }
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(STEPS_A_LOOK) {
+            self.keep_up(tree);
+        }
+        if matches!(self.at, Place::Found | Place::Ahead) && self.look_ahead(tree)? {
             return Ok(true);
         }
         self.standing = Standing::Nowhere;
@@ -322,6 +334,23 @@ impl<H: Host> Cursor<H> {
             self.leave(place.map_or(Place::Fresh, Place::Key));
         }
         result
+    }
+
+    /// Goes on with the current superversion once all that its own one had in memtables is in runs: those would be in memory for as long
+    /// as the scan takes, and several scans would leave nothing for who writes. What the scan's reader sees stands in every
+    /// superversion, for its snapshot holds the horizon back.
+    fn keep_up(&mut self, tree: &Tree<'_, H>) {
+        if self.run.is_some() || self.walk.is_some() {
+            return;
+        }
+        let current = tree.pin();
+        if current.flushed < self.view.active().table.generation() {
+            return;
+        }
+        if let Some(key) = self.key_found() {
+            self.leave(Place::Key(Bound::Excluded(key)));
+            self.view = Rc::new(current);
+        }
     }
 
     /// Lets the merge go ahead, and takes the first of the rows that it finds. False: there are none; if the scan was at a row of the

@@ -241,7 +241,7 @@ impl<H: Host> Shared<H> {
         // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of.
         let list = (self.current.pin::<H>().runs.len() + 1) * std::mem::size_of::<(L0Id, L0Id)>();
         let [version, generation, small, large] = RESERVE;
-        loosekv_shm::reserve_emergency(&[version, generation, small, large, list, list, list, list])
+        loosekv_shm::reserve_all_of_it(&[version, generation, small, large, list, list, list, list])
             .map_err(|_| self.full(Consumer::Versions))
     }
 

@@ -25,7 +25,7 @@ use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Seeds that a mutation may take.
-const MOST: u64 = 400;
+const MOST: u64 = 500;
 
 #[derive(Clone, Copy, Debug)]
 enum By {

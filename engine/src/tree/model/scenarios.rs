@@ -221,3 +221,46 @@ fn a_run_that_does_not_fit_the_index_is_tried_once() {
     assert!(wanted() && tree.rebuild_index().unwrap());
     assert!(tree.shared().coverage().complete);
 }
+
+/// Keys in order, a row of each.
+fn numbered(count: u32) -> Vec<Vec<u8>> {
+    (0..count).map(|n| n.to_be_bytes().to_vec()).collect()
+}
+
+/// A scan that takes its time keeps no memtables of its beginning in memory, and sees what its snapshot sees.
+#[test]
+fn a_scan_goes_on_with_the_current_superversion() {
+    for direction in [Direction::Forward, Direction::Backward] {
+        let run = calm();
+        let tree = run.tree();
+        let mut names = numbered(60);
+        let rows: Vec<(&[u8], Option<&[u8]>)> =
+            names.iter().map(|name| (name.as_slice(), Some(b"1".as_slice()))).collect();
+        run.flush(1, &rows);
+        let snapshot = Snapshot { before: 2, running: vec![], own: None };
+        let _held = run.host.world.borrow_mut().hold(snapshot.clone());
+        let mut cursor = tree.scan(Bound::Unbounded, Bound::Unbounded, direction).unwrap();
+        let mut out = RowBuf::default();
+        let mut next = || {
+            let choose = |head: &Head, _: &crate::tree::Hint<'_>| snapshot.choose(&run.host.world.borrow(), head);
+            assert!(cursor.next(&tree, choose, &mut out).unwrap());
+            assert_eq!(out.body, b"1");
+            out.key.clone()
+        };
+        let mut seen = vec![next()];
+        for (writer, body) in [(2, Some(b"2".as_slice())), (3, None)] {
+            let changed: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(name, _)| (*name, body)).collect();
+            run.flush(writer, &changed);
+        }
+        tree.compact_one(true).unwrap();
+        let pinned = || tree.shared().versions.lock().retired.iter().filter(|version| version.is_pinned()).count();
+        assert_eq!(pinned(), 1);
+        seen.extend((1..40).map(|_| next()));
+        assert_eq!(pinned(), 0, "it has gone on");
+        seen.extend((40..60).map(|_| next()));
+        if direction == Direction::Backward {
+            names.reverse();
+        }
+        assert_eq!(seen, names);
+    }
+}
