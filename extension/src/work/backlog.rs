@@ -63,6 +63,7 @@ mod tests {
 
     #[test]
     fn odd_limits_divide_by_nothing() {
-        assert_eq!(Backlog { frozen: 9, max_frozen: 1, fresh_runs: 9, unindexed: 9, fan_in: 0 }.delay(), 400_000);
+        assert_eq!(Backlog { frozen: 9, max_frozen: 1, fresh_runs: 9, unindexed: 0, fan_in: 0 }.delay(), 400_000);
+        assert_eq!(Backlog { frozen: 0, max_frozen: 0, fresh_runs: 9, unindexed: 9, fan_in: 0 }.delay(), 1_600_000);
     }
 }
