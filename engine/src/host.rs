@@ -39,6 +39,8 @@ pub trait Host: Sized + 'static {
     const TIDY_RATIO: u64 = 4;
     /// So many bytes are merged in the time that it takes a scan to read from one run more, all of them in memory.
     const A_RUN_MORE: u64 = 4096;
+    /// Bits of filter a key by which each of the first levels has more than the next, see [`crate::options::RunOptions::at_level`].
+    const FILTER_STEP: u32 = 0;
     /// Longest record that the row log takes. The body of a row whose record would be longer goes to the value log first.
     const MAX_RECORD: usize = crate::run::MAX_ROW;
 

@@ -70,9 +70,25 @@ impl RunOptions {
                 return Err(Error::Invalid(format!("compression level {level} is out of range (1 to 19)")));
             }
         }
-        range("filter_bits", u64::from(self.filter_bits), 0, 30)
+        range("filter_bits", u64::from(self.filter_bits), 0, MOST_FILTER_BITS.into())
+    }
+
+    /// How a run of this level is written, where the first levels have larger filters than the others: by `step` bits a key for each
+    /// level that is between. Who looks for a key that is not there asks every filter, and every wrong answer costs the read of a page; the
+    /// runs of the first levels are the most, and have the fewest keys.
+    pub fn at_level(self, level: u8, step: u32) -> RunOptions {
+        let more = step * LEVELS_WITH_MORE.saturating_sub(level.into());
+        let filter_bits = match self.filter_bits {
+            0 => 0,
+            bits => (bits + more).min(MOST_FILTER_BITS),
+        };
+        RunOptions { filter_bits, ..self }
     }
 }
+
+const MOST_FILTER_BITS: u32 = 30;
+/// So many levels have larger filters than those below them.
+const LEVELS_WITH_MORE: u32 = 3;
 
 /// How a tree is kept.
 #[derive(Clone, PartialEq, Debug)]
@@ -210,6 +226,18 @@ fn size(name: &str, value: &str) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filters_of_the_first_levels_may_be_larger() {
+        let bits = |filter_bits, step| {
+            let options = RunOptions { filter_bits, ..RunOptions::default() };
+            [0, 1, 2, 3, 9].map(|level| options.at_level(level, step).filter_bits)
+        };
+        assert_eq!(bits(10, 3), [19, 16, 13, 10, 10]);
+        assert_eq!(bits(10, 0), [10; 5]);
+        assert_eq!(bits(25, 3), [30, 30, 28, 25, 25], "none is larger than the largest that can be asked for");
+        assert_eq!(bits(0, 3), [0; 5], "no filter");
+    }
 
     #[test]
     fn defaults_are_valid_and_every_name_is_known() {

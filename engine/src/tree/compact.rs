@@ -246,7 +246,8 @@ impl<H: Host> Tree<'_, H> {
         let mut horizon = self.host.horizon();
         let ends = view.runs.get(job.runs.clone()).and_then(|r| Some((r.last()?.first_l0, r.first()?.last_l0)));
         let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
-        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run(), first_l0, last_l0)?;
+        let options = self.shared.options.run().at_level(job.level, H::FILTER_STEP);
+        let mut writer = RunWriter::new(&mut *building, &options, first_l0, last_l0)?;
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();

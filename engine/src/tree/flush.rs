@@ -155,7 +155,8 @@ impl<H: Host> Tree<'_, H> {
         let mut horizon = self.host.horizon();
         let last_l0 = generation.table.generation();
         let first_l0 = L0Id(view.runs.first().map_or(0, |r| r.last_l0.0) + 1);
-        let mut writer = RunWriter::new(&mut *building, &self.shared.options.run(), first_l0, last_l0)?;
+        let options = self.shared.options.run().at_level(0, H::FILTER_STEP);
+        let mut writer = RunWriter::new(&mut *building, &options, first_l0, last_l0)?;
         let mut retention = Retention::default();
         let mut row = RowBuf::default();
         let mut key: &[u8] = &[];

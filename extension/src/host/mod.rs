@@ -144,6 +144,8 @@ impl Host for PgHost {
     type LogState = log::LogState;
     type Horizon = writers::XidHorizon;
     const NAME_PENDING: bool = true;
+    /// Every new key is looked for before it is written.
+    const FILTER_STEP: u32 = 3;
 
     fn read_page(&self, page: PageNo) -> Result<pages::Page> {
         self.read(page)
