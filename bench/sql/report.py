@@ -141,6 +141,16 @@ def settings_text(results, group):
     return f"Server: {', '.join(f'{name} = {value}' for name, value in settings.items())}.\n"
 
 
+def runs_text(results, group):
+    """By which commands the cells were measured, and when."""
+    cells = {}
+    for record in results.records:
+        if record["group"] == group and record.get("run"):
+            cells.setdefault((record["date"], record["run"]), {})[record["workload"]] = None
+    lines = [f"- {date}, `python3 bench/sql {run}`: {', '.join(names)}" for (date, run), names in cells.items()]
+    return "Measured by\n\n" + "\n".join(lines) + "\n\n" if lines else ""
+
+
 def plans_text(cells):
     """Where the two sides are planned differently, or not by an index."""
     lines = []
@@ -192,7 +202,7 @@ def save(results, name, text):
 def group_text(results, group, where=""):
     cells = cells_of(results, group)
     text = f"## {results.groups()[group]}\n\n{cells[0].any['base_rows']:,} rows. {settings_text(results, group)}\n"
-    text += f"{speed_table(cells)}\n"
+    text += f"{runs_text(results, group)}{speed_table(cells)}\n"
     found = bytes_table(cells)
     if found:
         text += ("Bytes for each row, from the first row until the server is idle; size of table and indexes; processor time, "

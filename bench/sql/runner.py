@@ -7,6 +7,7 @@ counted at the end of the group.
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -213,7 +214,9 @@ class GroupRunner:
             "wal": whole["wal"] / rows, "written": whole["written"] / rows, "read": whole["read"] / rows,
             "written_bounds": {name: bytes / rows for name, bytes in whole["written_bounds"].items()},
             "settle_seconds": rest["seconds"] - run["seconds"], "others_cores": run["others_cores"],
-            "series": outcome.get("series"), "plan": outcome.get("plan"), **sizes,
+            "series": outcome.get("series"), "plan": outcome.get("plan"),
+            # A label may hold the cells of several runs.
+            "run": " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"), **sizes,
         }
 
     def row_bytes(self):

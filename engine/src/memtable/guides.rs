@@ -1,7 +1,7 @@
-//! Guides: which node of the list stands near a key, told by the key's first bytes.
+//! Guides: which node of the list stands near a key, told by the key's place on a scale ([`super::scale`]).
 //!
 //! ```text
-//!   keys' first words:   low ............................................ high
+//!   keys' numbers:       low ............................................ high
 //!   level 0:             | slot | slot | slot | slot | slot | slot | slot | slot |      2^n slots
 //!   level 1:             |     slot    |     slot    |     slot    |     slot    |      half as many
 //!   ...
@@ -12,12 +12,14 @@
 //! spread evenly between `low` and `high`, or come in ascending order, a slot leads to within a few nodes of the place. Where they
 //! are not, a search by guides gives up after a few steps, and is not tried any more once that has happened often.
 //!
-//! A memtable gets them when it has so many rows that they pay, or at once if the one before had.
+//! A memtable gets them when it has so many rows that they pay, or at once if the one before had. The scale is learned from some of
+//! the rows that are there then, in the one or the other.
 //!
 //! Guides are hints: they name nodes that are linked on the slot's level, and a search makes sure itself of where they stand.
 
 use super::arena::UNIT;
 use super::node::Want;
+use super::scale::Scale;
 use super::skip_list::{Path, SkipList};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -34,66 +36,101 @@ const FORGIVEN: u32 = 512;
 
 /// Rows from which on guides pay.
 const LEAST_ROWS: u64 = 8192;
+/// About so many keys, or up to twice as many, tell what the scale is to be like.
+const SAMPLE: u64 = 256;
 /// Bytes of arena that a row takes when nothing better is known: generous, for guides are to be few rather than many.
 const ROW: u64 = 128;
 
 pub(super) struct Guides {
-    /// The block of slots; 0: there are none.
-    slots: AtomicU32,
+    /// The block of the line and the slots behind it; 0: there is none.
+    block: AtomicU32,
     bits: u32,
-    low: u64,
-    /// A word less `low`, shifted so, is its slot on level 0.
-    shift: u32,
     given_up: AtomicU32,
     off: AtomicBool,
 }
 
+/// How keys' numbers are divided among the slots.
+struct Line {
+    scale: Scale,
+    low: u64,
+    high: u64,
+    /// A number less `low`, shifted so, is its slot on level 0.
+    shift: u32,
+}
+
+/// Bytes of the line in the block.
+const LINE: usize = size_of::<Line>().next_multiple_of(64);
+const _: () = assert!(align_of::<Line>() <= UNIT);
+
+impl Line {
+    /// For keys like those of a list with about so many rows, between 2^`bits` slots.
+    fn like(list: &SkipList, rows: u64, bits: u32) -> Line {
+        let level = (rows / SAMPLE).checked_ilog2().unwrap_or(0) as usize;
+        // SAFETY: the keys are not used longer than the list is borrowed.
+        let keys = list.on_level(level).map(|node| unsafe { node.key() });
+        let scale = Scale::of(keys.clone());
+        let number = |key: Option<&[u8]>| key.map_or(0, |key| scale.number(key));
+        let (low, high) = (number(keys.clone().next()), number(keys.last()));
+        let shift = (u64::BITS - (high - low).leading_zeros()).saturating_sub(bits);
+        Line { scale, low, high, shift }
+    }
+}
+
 impl Guides {
-    /// Guides for about so many rows (0: nobody knows), whose keys' first words are mostly within `span`.
-    pub(super) fn new(list: &SkipList, rows: u64, span: (u64, u64)) -> Guides {
+    /// Guides for about so many rows (0: nobody knows), whose keys are like those of the list `before`.
+    pub(super) fn new(list: &SkipList, rows: u64, before: Option<&SkipList>) -> Guides {
         let expected = if rows < LEAST_ROWS { list.arena.capacity() as u64 / ROW } else { rows };
         let bits = expected.checked_ilog2().unwrap_or(0).saturating_sub(1).clamp(LEAST_BITS, MOST_BITS);
-        let (low, high) = if span.0 < span.1 { span } else { (0, u64::MAX) };
-        let shift = (u64::BITS - (high - low).leading_zeros()).saturating_sub(bits);
-        let (slots, given_up, off) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
-        let guides = Guides { slots, bits, low, shift, given_up, off };
-        guides.begin(list, rows);
+        let (block, given_up, off) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+        let guides = Guides { block, bits, given_up, off };
+        if let Some(before) = before.filter(|_| rows >= LEAST_ROWS) {
+            guides.take_memory(list, before, rows);
+        }
         guides
     }
 
-    /// Takes memory for the slots, once so many rows are worth it.
+    /// Takes memory, once so many rows are worth it.
     #[inline]
     pub(super) fn begin(&self, list: &SkipList, rows: u64) {
-        if rows >= LEAST_ROWS && self.slots.load(Ordering::Relaxed) == 0 && !self.off.load(Ordering::Relaxed) {
-            self.take_memory(list);
+        if rows >= LEAST_ROWS && self.block.load(Ordering::Relaxed) == 0 && !self.off.load(Ordering::Relaxed) {
+            self.take_memory(list, list, rows);
         }
     }
 
     #[cold]
-    fn take_memory(&self, list: &SkipList) {
-        let bytes = 8usize << self.bits;
-        let Some(slots) = list.arena.alloc((bytes / UNIT) as u32) else {
+    fn take_memory(&self, list: &SkipList, like: &SkipList, rows: u64) {
+        let (slots, units) = (8usize << self.bits, ((LINE + (8usize << self.bits)) / UNIT) as u32);
+        let Some(block) = list.arena.alloc(units) else {
             return self.off.store(true, Ordering::Relaxed);
         };
-        // SAFETY: the block is ours; zeros are empty slots.
-        unsafe { list.arena.at(slots).write_bytes(0, bytes) };
-        // Release: who finds the block finds it empty.
-        if self.slots.compare_exchange(0, slots, Ordering::Release, Ordering::Relaxed).is_err() {
-            list.arena.give_back(slots, (bytes / UNIT) as u32);
+        // SAFETY: the block is ours, and aligned to units; zeros are empty slots.
+        unsafe {
+            let start = list.arena.at(block);
+            start.cast::<Line>().write(Line::like(like, rows, self.bits));
+            start.add(LINE).write_bytes(0, slots);
+        }
+        // Release: who finds the block finds it whole.
+        if self.block.compare_exchange(0, block, Ordering::Release, Ordering::Relaxed).is_err() {
+            list.arena.give_back(block, units);
         }
     }
 
-    /// The block of slots, if guides are in use.
+    /// The block, if guides are in use.
     #[inline]
     fn block(&self) -> Option<u32> {
-        let slots = self.slots.load(Ordering::Acquire);
-        (slots != 0 && !self.off.load(Ordering::Relaxed)).then_some(slots)
+        let block = self.block.load(Ordering::Acquire);
+        (block != 0 && !self.off.load(Ordering::Relaxed)).then_some(block)
     }
 
-    /// Slot of a word on level 0; it grows with the word.
-    fn slot_of(&self, word: u64) -> usize {
+    /// Slot of a key on level 0; it does not fall as keys rise.
+    #[inline]
+    fn slot_of(&self, list: &SkipList, block: u32, key: &[u8]) -> usize {
+        // SAFETY: the block begins with a line, which never changes.
+        let line = unsafe { &*list.arena.at(block).cast::<Line>() };
         let slots = 1u64 << self.bits;
-        (word.saturating_sub(self.low) >> self.shift).min(slots - 1) as usize
+        // Keys above all that the scale was learned from share the last slot: ascending ones each find the one before.
+        let number = line.scale.number(key).min(line.high);
+        (number.saturating_sub(line.low) >> line.shift).min(slots - 1) as usize
     }
 
     fn slot<'a>(&self, list: &'a SkipList, block: u32, level: usize, at: usize) -> &'a AtomicU32 {
@@ -101,34 +138,34 @@ impl Guides {
         let first = 1usize << (self.bits as usize - level);
         debug_assert!(level < LEVELS && at < first);
         // SAFETY: the block has 2^(bits + 1) slots.
-        unsafe { &*list.arena.at(block).cast::<AtomicU32>().add(first + at) }
+        unsafe { &*list.arena.at(block).add(LINE).cast::<AtomicU32>().add(first + at) }
     }
 
     /// Notes a node that has been linked on all its levels.
-    pub(super) fn note(&self, list: &SkipList, word: u64, offset: u32, height: usize) {
+    pub(super) fn note(&self, list: &SkipList, key: &[u8], offset: u32, height: usize) {
         let Some(block) = self.block() else { return };
-        let slot = self.slot_of(word);
+        let slot = self.slot_of(list, block, key);
         for level in 0..height.min(LEVELS) {
             // Release: who finds the node finds it whole.
             self.slot(list, block, level, slot >> level).store(offset, Ordering::Release);
         }
     }
 
-    /// Begins to fetch what a search for this word will look at first.
-    pub(super) fn prefetch(&self, list: &SkipList, word: u64) {
+    /// Begins to fetch what a search for this key will look at first.
+    pub(super) fn prefetch(&self, list: &SkipList, key: &[u8]) {
         let Some(block) = self.block() else { return };
-        let near = self.slot(list, block, 0, self.slot_of(word)).load(Ordering::Relaxed);
+        let near = self.slot(list, block, 0, self.slot_of(list, block, key)).load(Ordering::Relaxed);
         // SAFETY: a slot holds 0 or the offset of a node of this list.
         unsafe { list.node(near) }.prefetch();
     }
 
     /// Once that is there: begins to fetch what the search will look at next.
-    pub(super) fn prefetch_next(&self, list: &SkipList, word: u64) {
+    pub(super) fn prefetch_next(&self, list: &SkipList, key: &[u8]) {
         let Some(block) = self.block() else { return };
-        let slot = self.slot_of(word);
+        let slot = self.slot_of(list, block, key);
         let near = self.slot(list, block, 0, slot).load(Ordering::Acquire);
         // SAFETY: a slot holds 0 or the offset of a node, which is linked on level 0.
-        let next = match near != 0 && unsafe { list.node(near).word() } < word {
+        let next = match near != 0 && unsafe { list.node(near).is_before(&Want::before(key)) } {
             true => unsafe { list.link(near, 0) }.load(Ordering::Relaxed),
             false => slot.checked_sub(1).map_or(0, |slot| self.slot(list, block, 0, slot).load(Ordering::Relaxed)),
         };
@@ -139,7 +176,7 @@ impl Guides {
     /// As [`SkipList::path`], as far as the levels below `height` are concerned. `None`: search from the head.
     pub(super) fn path(&self, list: &SkipList, want: &Want<'_>, height: usize) -> Option<Path> {
         let block = self.block().filter(|_| height <= LEVELS)?;
-        let slot = self.slot_of(want.word());
+        let slot = self.slot_of(list, block, want.key());
         let mut near = [0; LEVELS];
         for (level, near) in near.iter_mut().enumerate().take(height) {
             *near = self.near(list, block, level, slot >> level)?;
@@ -158,7 +195,7 @@ impl Guides {
     /// As [`SkipList::seek`]. `None`: search from the head.
     pub(super) fn seek(&self, list: &SkipList, want: &Want<'_>) -> Option<(u32, u32)> {
         let block = self.block()?;
-        let slot = self.slot_of(want.word());
+        let slot = self.slot_of(list, block, want.key());
         let near = self.near(list, block, 0, slot)?;
         // SAFETY: as in `path`.
         unsafe { self.walk(list, block, (0, slot), near, want) }

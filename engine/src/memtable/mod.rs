@@ -3,7 +3,7 @@
 //! ```text
 //!   Memtable -- arena:     [head | node | node | table of 256 rows | node | ...]     (see arena.rs, node.rs)
 //!            -- skip list:  key ascending, row id descending                         (skip_list.rs)
-//!            -- guides:     first bytes of a key -> a node nearby in the list        (guides.rs)
+//!            -- guides:     what a key begins with -> a node nearby in the list      (guides.rs, scale.rs)
 //!            -- key trie:   key -> its newest version, by hash                       (key_trie.rs)
 //!            -- row index:  row id -> node                                           (row_index.rs)
 //! ```
@@ -24,6 +24,7 @@ mod guides;
 mod key_trie;
 mod node;
 mod row_index;
+mod scale;
 mod skip_list;
 #[cfg(test)]
 mod tests;
@@ -32,7 +33,7 @@ use crate::types::{Fate, Flags, Head, L0Id, LogAddr, RowId, Writer, MAX_KEY};
 use arena::{Arena, UNIT};
 use guides::Guides;
 use key_trie::KeyTrie;
-use node::{first_word, is_far, Node, Shape, Want, MAX_HEIGHT};
+use node::{is_far, Node, Shape, Want, MAX_HEIGHT};
 use row_index::RowIndex;
 use skip_list::{Path, SkipList};
 use std::fmt;
@@ -43,8 +44,6 @@ pub const HINT_UNKNOWN: u8 = 0;
 pub const HINT_COMMITTED: u8 = 1;
 pub const HINT_ABORTED: u8 = 2;
 
-/// First words of keys of which nothing is known.
-const EVERYWHERE: (u64, u64) = (0, u64::MAX);
 /// Rows between two looks at what the guides are good for.
 const ROWS_A_WEIGHING: u64 = 1024;
 
@@ -115,7 +114,7 @@ impl Memtable {
         capacity: usize,
         expected: u64,
     ) -> Option<Memtable> {
-        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, expected, EVERYWHERE)
+        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, expected, None)
     }
 
     /// The same, for keys like those of another memtable.
@@ -126,9 +125,8 @@ impl Memtable {
         base_writer: Writer,
         capacity: usize,
     ) -> Option<Memtable> {
-        let ends = before.first().zip(before.last());
-        let span = ends.map_or(EVERYWHERE, |(first, last)| (first_word(first.key()), first_word(last.key())));
-        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, before.rows(), span)
+        let (arena, rows) = (Arena::new(capacity)?, before.rows());
+        Memtable::with_arena(arena, generation, base_row, base_writer, rows, Some(&before.list))
     }
 
     fn with_arena(
@@ -137,7 +135,7 @@ impl Memtable {
         base_row: RowId,
         base_writer: Writer,
         expected: u64,
-        span: (u64, u64),
+        before: Option<&SkipList>,
     ) -> Option<Memtable> {
         let counts = Counts {
             rows: AtomicU64::new(0),
@@ -147,7 +145,7 @@ impl Memtable {
         };
         let list = SkipList::new(arena)?;
         let by_key = KeyTrie::new(&list, expected)?;
-        let guides = Guides::new(&list, expected, span);
+        let guides = Guides::new(&list, expected, before);
         let (last, by_row) = (AtomicU32::new(0), RowIndex::new());
         Some(Memtable { list, generation, base_row, base_writer, counts, last, guides, by_key, by_row })
     }
@@ -241,8 +239,8 @@ impl Memtable {
     /// Begins to fetch what looking up these keys, and adding versions of them, will look at.
     pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
         self.by_key.prefetch(&self.list, keys.clone());
-        keys.clone().for_each(|key| self.guides.prefetch(&self.list, first_word(key)));
-        keys.for_each(|key| self.guides.prefetch_next(&self.list, first_word(key)));
+        keys.clone().for_each(|key| self.guides.prefetch(&self.list, key));
+        keys.for_each(|key| self.guides.prefetch_next(&self.list, key));
     }
 
     /// Brings a splice of `key` up to date with what was linked since; cheap when little was. Returns the newest row
@@ -278,7 +276,7 @@ impl Memtable {
         if unsafe { self.list.next(offset) } == 0 {
             self.last.store(offset, Ordering::Release);
         }
-        self.guides.note(&self.list, first_word(key), offset, room.shape.height());
+        self.guides.note(&self.list, key, offset, room.shape.height());
         self.by_key.insert(&self.list, offset, key);
         // SAFETY: always this arena.
         if let Some(slot) = unsafe { self.by_row.slot(&self.list.arena, room.row) } {

@@ -102,9 +102,8 @@ impl<'k> Want<'k> {
         Want::of(key, i64::from(row))
     }
 
-    /// The first bytes of the key, as a number in the order of keys.
-    pub(super) fn word(&self) -> u64 {
-        self.word
+    pub(super) fn key(&self) -> &'k [u8] {
+        self.key
     }
 }
 

@@ -90,6 +90,18 @@ impl SkipList {
         unsafe { self.link(offset, 0).load(Ordering::Acquire) }
     }
 
+    /// The nodes that stand on a level, in order.
+    pub(super) fn on_level(&self, level: usize) -> impl Iterator<Item = Node> + Clone + '_ {
+        let level = level.min(MAX_HEIGHT - 1);
+        // SAFETY: the head has all levels; the others are reached on this one, and linked nodes are whole.
+        let next = move |before: &u32| match unsafe { self.link(*before, level) }.load(Ordering::Acquire) {
+            0 => None,
+            next => Some(next),
+        };
+        // SAFETY: as above.
+        std::iter::successors(next(&self.head), next).map(|at| unsafe { self.node(at) })
+    }
+
     /// Begins to fetch where a level below leads.
     ///
     /// # Safety
