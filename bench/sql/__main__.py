@@ -107,7 +107,7 @@ def run_suite(options):
     for record in results.records:
         if sizes.get(record["group"], record["base_rows"]) != record["base_rows"]:
             sys.exit(f"{record['group']} has results of {record['base_rows']} rows under this label: take another label, or --rows {record['base_rows']}")
-    results.describe(form=options.form, rounds=rounds, **machine_facts())
+    results.describe(form=options.form, **machine_facts())
     runner.run(groups, rounds, results, options)
     make_report(results)
 
