@@ -16,8 +16,8 @@ READ = """\
 The executor, the protocol and the client cost about the same on both sides. Workload "no table" shows that share: a
 statement that makes a key and a value and touches no table. What is above it is the storage's.
 
-Machine and settings are those of the last run. Cells of runs before it, which each group names with their dates, may be of earlier
-code.
+Machine and settings are those of the last run. Cells of runs before it, which each group names with their dates, may be of another
+machine and of earlier code.
 
 """
 

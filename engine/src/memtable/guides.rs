@@ -141,10 +141,10 @@ impl Guides {
         unsafe { &*list.arena.at(block).add(LINE).cast::<AtomicU32>().add(first + at) }
     }
 
-    /// Notes a node that has been linked on all its levels.
-    pub(super) fn note(&self, list: &SkipList, key: &[u8], offset: u32, height: usize) {
+    /// Notes a node that has been linked on all its levels, by the path that led to its place.
+    pub(super) fn note(&self, list: &SkipList, key: &[u8], path: &Path, offset: u32, height: usize) {
         let Some(block) = self.block() else { return };
-        let slot = self.slot_of(list, block, key);
+        let slot = path.slot.map_or_else(|| self.slot_of(list, block, key), |slot| slot as usize);
         for level in 0..height.min(LEVELS) {
             // Release: who finds the node finds it whole.
             self.slot(list, block, level, slot >> level).store(offset, Ordering::Release);
@@ -184,6 +184,7 @@ impl Guides {
             unsafe { list.node(*near) }.prefetch();
         }
         let mut path = list.empty_path();
+        path.slot = u32::try_from(slot).ok();
         for (level, near) in near.iter().enumerate().take(height).rev() {
             // SAFETY: the nodes of a slot are linked on its level.
             let (before, after) = unsafe { self.walk(list, block, (level, slot >> level), *near, want)? };

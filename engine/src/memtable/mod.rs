@@ -276,7 +276,7 @@ impl Memtable {
         if unsafe { self.list.next(offset) } == 0 {
             self.last.store(offset, Ordering::Release);
         }
-        self.guides.note(&self.list, key, offset, room.shape.height());
+        self.guides.note(&self.list, key, &splice.path, offset, room.shape.height());
         self.by_key.insert(&self.list, offset, key);
         // SAFETY: always this arena.
         if let Some(slot) = unsafe { self.by_row.slot(&self.list.arena, room.row) } {

@@ -30,6 +30,8 @@ pub(super) struct Path {
     after: [u32; MAX_HEIGHT],
     /// Levels that were searched; of those above nothing is known.
     levels: usize,
+    /// The key's slot in the guides, where these have told the way.
+    pub(super) slot: Option<u32>,
 }
 
 impl Path {
@@ -157,7 +159,7 @@ impl SkipList {
 
     /// A path of which no level has been searched.
     pub(super) fn empty_path(&self) -> Path {
-        Path { before: [self.head; MAX_HEIGHT], after: [0; MAX_HEIGHT], levels: 0 }
+        Path { before: [self.head; MAX_HEIGHT], after: [0; MAX_HEIGHT], levels: 0, slot: None }
     }
 
     /// As [`SkipList::seek`], with the neighbours on all levels.
