@@ -3,8 +3,10 @@
 
     upgrade.py [SEED]
 """
+import glob
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -66,24 +68,46 @@ def use(server, directory, seed):
     lib.verify(server)
 
 
+def relation_files(spaces):
+    """The files of relations in these tablespaces."""
+    return [(space, file) for space, path in spaces.items() for file in glob.glob(os.path.join(path, "PG_*", "*", "*"))]
+
+
+def without_orphans(server, spaces):
+    """Removes what moves cut short by a crash have left in empty tablespaces: no relation has these files, with heap as well as here."""
+    server.sql("CHECKPOINT")
+    for space, file in relation_files(spaces):
+        node = re.match(r"\d+", os.path.basename(file)).group()
+        owner = server.sql(f"SELECT pg_filenode_relation(oid, {node}) FROM pg_tablespace WHERE spcname = '{space}'")
+        if owner:
+            raise lib.Failure(f"{file} of {owner} is still in {space}")
+        os.remove(file)
+
+
 def tablespaces(server, directory, rng):
     """Moves of tables, of a whole database, and crashes right after or in the midst of them."""
-    spaces = []
+    spaces = {}
     for number in range(2):
         path = os.path.join(directory, f"space{number}")
         os.makedirs(path)
         if os.geteuid() == 0:
             shutil.chown(path, "postgres")
         server.sql(f"CREATE TABLESPACE space{number} LOCATION '{path}'")
-        spaces.append(f"space{number}")
+        spaces[f"space{number}"] = path
     for number in range(4):
         target = rng.choice([*spaces, "pg_default"])
         for t in "123":
             server.sql(*[f"UPDATE {twin}{t} SET v = v || 'm' WHERE length(v) % 5 = {number}" for twin in "hl"])
         if number % 2:
+            before = len(relation_files(spaces))
             moving = subprocess.Popen(["psql", "-X", "-q", "-c", f"ALTER TABLE l1 SET TABLESPACE {target}"], env=server.environment(),
                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            time.sleep(rng.random() * 0.15)
+            if number == 1:
+                time.sleep(rng.random() * 0.15)
+            else:
+                # The moment its new file is there.
+                while moving.poll() is None and len(relation_files(spaces)) == before:
+                    pass
             server.kill_all()
             moving.wait()
             server.start()
@@ -115,8 +139,9 @@ def tablespaces(server, directory, rng):
     server.sql("CREATE DATABASE moving TEMPLATE template1")
     there("CREATE EXTENSION loosekv", "CREATE TABLE m (k int PRIMARY KEY) USING loosekv", "INSERT INTO m SELECT generate_series(1, 50000)")
     server.sql("DROP DATABASE moving WITH (FORCE)")
-    server.sql("ALTER TABLE l1 SET TABLESPACE pg_default", "ALTER TABLE l2 SET TABLESPACE pg_default", "ALTER INDEX l1_s SET TABLESPACE pg_default",
-               *[f"DROP TABLESPACE {space}" for space in spaces])
+    server.sql("ALTER TABLE l1 SET TABLESPACE pg_default", "ALTER TABLE l2 SET TABLESPACE pg_default", "ALTER INDEX l1_s SET TABLESPACE pg_default")
+    without_orphans(server, spaces)
+    server.sql(*[f"DROP TABLESPACE {space}" for space in spaces])
     server.kill_all()
     server.start()
     lib.verify(server)
