@@ -228,6 +228,23 @@ fn an_index_without_room_says_so() {
     assert!(store.metrics().filter_probes > 0);
 }
 
+/// Sweeps of an index that has no room for all keys wait until it has; the background does not turn in circles meanwhile.
+#[test]
+fn a_store_whose_index_has_no_room_comes_to_rest() {
+    let scratch = Scratch::new();
+    let options = Options { key_index_budget: 20_000, background: Background::Caller, ..small() };
+    let store = Store::open(scratch.dir(), &options).unwrap();
+    for n in 0..5000 {
+        store.put(&key(n), &value(n, 0)).unwrap();
+        store.delete(&key(n / 2)).unwrap();
+        while n % 500 == 0 && store.step(Task::Flush).unwrap() {}
+    }
+    store.flush().unwrap();
+    let steps = std::iter::from_fn(|| store.step(Task::Merge).unwrap().then_some(())).take(1000).count();
+    assert!(store.metrics().merges > 0 && !store.metrics().index_complete);
+    assert!(steps < 1000, "there is always something to do");
+}
+
 #[test]
 fn an_idle_store_gives_the_end_of_its_page_file_back() {
     for reads in [Reads::Mapped, Reads::Cached { bytes: 1 << 20 }] {

@@ -6,6 +6,7 @@
 import hashlib
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -25,9 +26,9 @@ KINDS = {"row versions that must be removed": "rows", "relation lock": "lock", "
 class Reader(threading.Thread):
     """Compares the twins on the standby, inside one snapshot each time."""
 
-    def __init__(self, server, seed, slow):
+    def __init__(self, server, seed, slow, tables):
         super().__init__(daemon=True)
-        self.server, self.rng, self.slow = server, random.Random(seed), slow
+        self.server, self.rng, self.slow, self.tables = server, random.Random(seed), slow, tables
         self.halt = threading.Event()
         self.done, self.conflicts, self.wrong = 0, {}, []
 
@@ -72,10 +73,17 @@ class Reader(threading.Thread):
                 kind = next((kind for text, kind in KINDS.items() if text in done.stderr), "connection")
                 self.conflicts[kind] = self.conflicts.get(kind, 0) + 1
                 time.sleep(0.02)
+            elif self.lost_index(done.stderr):
+                self.conflicts["index"] = self.conflicts.get("index", 0) + 1
             else:
                 self.wrong.append(done.stderr.strip()[:600])
             if self.wrong:
                 return
+
+    def lost_index(self, error):
+        """Nobody on a standby waits for readers when an index is replaced or dropped concurrently: those of heap tables are told the same."""
+        gone = re.search(r"could not open relation with OID (\d+)", error)
+        return gone and gone.group(1) not in self.tables
 
 
 def wait_for_replay(primary, standby, patience=60):
@@ -282,7 +290,8 @@ def main(directory, servers):
     old_snapshots(primary, standby)
     old_cursor(primary, standby)
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
-    readers = [Reader(standby, f"{seed}-{i}", slow) for i, slow in enumerate((False, False, True))]
+    tables = primary.sql("SELECT oid FROM pg_class WHERE relkind = 'r'").split()
+    readers = [Reader(standby, f"{seed}-{i}", slow, tables) for i, slow in enumerate((False, False, True))]
     for reader in readers:
         reader.start()
     deadline, kills = time.monotonic() + seconds, 0
@@ -329,7 +338,7 @@ def main(directory, servers):
     promoted(primary, standby, writers, directory, seed)
     transactions = sum(session.sent for session in load.sessions)
     done = sum(r.done for r in readers)
-    conflicts = ", ".join(f"{sum(r.conflicts.get(kind, 0) for r in readers)} {kind}" for kind in (*KINDS.values(), "connection"))
+    conflicts = ", ".join(f"{sum(r.conflicts.get(kind, 0) for r in readers)} {kind}" for kind in (*KINDS.values(), "index", "connection"))
     if done == 0 or not restartpoints(standby) or kills < 2:
         raise lib.Failure(f"{done} answers, {restartpoints(standby)} restartpoints, {kills} kills: nothing was tested")
     return (f"{transactions} transactions, {done} comparisons on the standby, conflicts: {conflicts}, {kills} kills of the standby, "

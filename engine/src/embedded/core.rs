@@ -181,16 +181,17 @@ impl Core {
         Ok(self.tree()?.shared().coverage().complete)
     }
 
-    /// Looks at some more entries of the key index whose keys are deleted for everybody. False: no sweep is due.
+    /// Looks at some more entries of the key index whose keys are deleted for everybody. False: no sweep is due, or it has to
+    /// wait until the index is complete.
     pub fn sweep_one(&self) -> Result<bool> {
         let _one = lock(&self.host.merging);
         let mut sweep = lock(&self.sweep);
         let Some(cursor) = sweep.as_mut() else { return Ok(false) };
-        self.tree()?.sweep_tombstones(cursor);
+        let swept = self.tree()?.sweep_tombstones(cursor).is_some();
         if cursor.is_done() {
             *sweep = None;
         }
-        Ok(true)
+        Ok(swept)
     }
 
     /// Checks the store, beside whatever else goes on.

@@ -150,12 +150,12 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Removes the entries of keys whose newest version is a tombstone that everybody sees (I5). One bounded piece of
-    /// the sweep; returns how many went. While the index is incomplete they are needed: an older version may stand in a
-    /// run that is searched by its filter. The caller holds the maintenance lock.
-    pub fn sweep_tombstones(&self, sweep: &mut SweepCursor) -> usize {
+    /// the sweep; returns how many went. `None`: none may go while the index is incomplete, for an older version may stand in a
+    /// run that is searched by its filter; the sweep can go on when it is complete. The caller holds the maintenance lock.
+    pub fn sweep_tombstones(&self, sweep: &mut SweepCursor) -> Option<usize> {
         let view = self.pin();
         if view.first_unindexed(view.indexed_from) < view.runs.len() {
-            return 0;
+            return None;
         }
         let oldest = self.host.horizon().oldest();
         // Found out before: the sweep asks under an epoch pin, where nothing may wait.
@@ -167,7 +167,7 @@ impl<H: Host> Tree<'_, H> {
         };
         let newest = view.runs.iter().find(|r| purgeable(r.last_l0)).map_or(L0Id(0), |r| r.last_l0);
         self.shared.purged.fetch_max(newest.0, SeqCst);
-        self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index)
+        Some(self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index))
     }
 
     /// The newest generation that every pinned superversion finds in a run. Superversions pinned later are no older.

@@ -294,20 +294,13 @@ fn flush(locked: &Locked, open: &Table, name: &str) -> Result<bool> {
 fn sweep(tree: &Tree<'_, PgHost>) -> Result<bool> {
     let mut cursor = SweepCursor::new();
     while !cursor.is_done() {
-        let _ = tree.sweep_tombstones(&mut cursor);
-        interrupt::poll()?;
-        between_pages()?;
-        if !still_sweepable(tree) {
+        if tree.sweep_tombstones(&mut cursor).is_none() {
             return Ok(false);
         }
+        interrupt::poll()?;
+        between_pages()?;
     }
     Ok(true)
-}
-
-/// The sweep's cursor moves only while the index is complete.
-fn still_sweepable(tree: &Tree<'_, PgHost>) -> bool {
-    let view = tree.shared().current.pin::<PgHost>();
-    view.first_unindexed(view.indexed_from) == view.runs.len()
 }
 
 fn oldest() -> loosekv_engine::types::Writer {

@@ -52,7 +52,7 @@ pub(super) fn purged_tombstones_stay_in_force() {
     run.flush(2, &[(b"a", None), (b"c", Some(b"c2"))]);
     let (mut sweep, mut purged) = (SweepCursor::new(), 0);
     while !sweep.is_done() {
-        purged += tree.sweep_tombstones(&mut sweep);
+        purged += tree.sweep_tombstones(&mut sweep).unwrap();
     }
     assert_eq!((purged, tree.shared().index.get(b"a")), (1, None));
     assert_eq!(run.get(b"a"), None);
