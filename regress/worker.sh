@@ -424,6 +424,31 @@ test_horizon() {
     done
 }
 
+# A cursor that rests keeps entries of deleted keys in the key index: the worker does not look for them again and again meanwhile.
+test_resting_cursor() {
+    local pid reader begun used
+    table t
+    fill t 1 500
+    sql "SELECT loosekv.flush('t')" >/dev/null
+    sql "DELETE FROM t WHERE k % 20 = 0" >/dev/null
+    fill t 3001 3300
+    (echo "BEGIN; DECLARE c CURSOR FOR TABLE t ORDER BY k; FETCH 1 FROM c; SELECT 'resting';"; sleep 8) | psql -X postgres >/dev/null &
+    reader=$!
+    load_pids+=("$reader")
+    until_true 20 "EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE '%resting%')"
+    sql "SELECT loosekv.flush('t')" >/dev/null
+    fill t 2001 2010
+    expect_worker
+    sleep 1
+    pid=$(worker_pid | head -n 1)
+    begun=$(awk '{ print $14 + $15 }' "/proc/$pid/stat")
+    sleep 2
+    used=$(($(awk '{ print $14 + $15 }' "/proc/$pid/stat") - begun))
+    [ "$used" -lt "$(getconf CLK_TCK)" ] || fail "the worker was busy for $used ticks of two seconds"
+    wait "$reader" || fail "the reader"
+    load_pids=()
+}
+
 test_waits() {
     # What a session shows that waits: for a worker that has stopped in the midst of its work, and for another's row.
     local pid waits="EXISTS (SELECT FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%s' AND wait_event_type || '/' || wait_event = '%s')"
@@ -456,7 +481,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon waits many_tables short_memory idle_tail moved_end side_files restart kill)
+all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon resting_cursor waits many_tables short_memory idle_tail moved_end side_files restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

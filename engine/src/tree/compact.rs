@@ -433,12 +433,14 @@ fn infos(view: &SuperVersion, oldest: Writer) -> Vec<RunInfo> {
         if !chained {
             newer = plain.then(|| (run.level, Chain::begin(run)));
         }
+        let flushes = run.last_l0.0 - run.first_l0.0 + 1;
         RunInfo {
             level: run.level,
             bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
             rows: run.shape.rows,
             tombstones: if run.shape.max_writer < oldest { run.shape.tombstones } else { 0 },
-            age: (view.flushed.0 - run.last_l0.0.min(view.flushed.0)) / (run.last_l0.0 - run.first_l0.0 + 1),
+            flushes,
+            age: (view.flushed.0 - run.last_l0.0.min(view.flushed.0)) / flushes,
             finished: run.settled || run.shape.max_writer < oldest,
             chained,
         }

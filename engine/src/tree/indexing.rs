@@ -17,7 +17,7 @@ use crate::tree::read::Pages;
 use crate::tree::shared::Shared;
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
-use crate::types::L0Id;
+use crate::types::{L0Id, Writer};
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -159,26 +159,40 @@ impl<H: Host> Tree<'_, H> {
         }
         let oldest = self.host.horizon().oldest();
         // Found out before: the sweep asks under an epoch pin, where nothing may wait.
-        let seen = self.seen_by_all(&view);
+        let seen = self.shared.seen_by_all(&view);
         let purgeable = |l0: L0Id| {
             let run = view.run_of(l0).and_then(|at| view.runs.get(at));
-            let finished = |r: &RunDesc| r.settled && r.shape.max_writer < oldest || on(I5PurgeBeforeSeen);
-            run.is_some_and(|r| finished(r)) && l0 <= seen
+            run.is_some_and(|run| is_finished(run, oldest) || on(I5PurgeBeforeSeen)) && l0 <= seen
         };
         let newest = view.runs.iter().find(|r| purgeable(r.last_l0)).map_or(L0Id(0), |r| r.last_l0);
         self.shared.purged.fetch_max(newest.0, SeqCst);
         Some(self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index))
     }
+}
 
-    /// The newest generation that every pinned superversion finds in a run. Superversions pinned later are no older.
-    fn seen_by_all(&self, view: &SuperVersion) -> L0Id {
-        let versions = self.shared.versions.lock();
-        let pinned = versions.retired.iter().filter(|v| v.is_pinned());
-        pinned.map(|v| v.flushed).fold(view.flushed, L0Id::min)
-    }
+/// Everybody sees all that is in the run.
+fn is_finished(run: &RunDesc, oldest: Writer) -> bool {
+    run.settled && run.shape.max_writer < oldest
 }
 
 impl<H: Host> Shared<H> {
+    /// Whether a sweep of tombstones would find some that the one before could not take. `oldest`: committed writers below it are
+    /// visible to all.
+    pub fn sweep_due(&self, view: &SuperVersion, oldest: Writer) -> bool {
+        let purged = self.purged.load(Relaxed);
+        let finds = |run: &&RunDesc| run.last_l0.0 > purged && run.shape.tombstones > 0 && is_finished(run, oldest);
+        let first = view.runs.iter().map(|run| &**run).filter(finds).map(|run| run.last_l0).min();
+        let complete = view.first_unindexed(view.indexed_from) == view.runs.len();
+        complete && first.is_some_and(|l0| l0 <= self.seen_by_all(view))
+    }
+
+    /// The newest generation that every pinned superversion finds in a run. Superversions pinned later are no older.
+    fn seen_by_all(&self, view: &SuperVersion) -> L0Id {
+        let versions = self.versions.lock();
+        let pinned = versions.retired.iter().filter(|v| v.is_pinned());
+        pinned.map(|v| v.flushed).fold(view.flushed, L0Id::min)
+    }
+
     /// Place in the superversion's runs of the one that the index is to cover next. `None`: it covers all of them, or has no
     /// room for that one.
     pub fn run_to_index(&self, view: &SuperVersion, budget: &Budget) -> Option<usize> {

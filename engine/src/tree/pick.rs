@@ -5,7 +5,8 @@
 //! space amplification allows, and the runs above the oldest one have grown enough to make a merge of all worth its while;
 //! a run consists largely of tombstones, or has had some for long. And runs are *tidied*: ordered reads begin in every run, and
 //! the fewer there are the faster they are. That is done while nobody writes, and when scans have spent as much on beginning in
-//! runs that a merge would make one as that merge takes.
+//! runs that a merge would make one as that merge takes. What becomes of them, and of a merge of all, goes to the level where
+//! runs of so many flushes belong: on a lower one it would soon be written again, with far fewer new rows.
 //!
 //! Runs of a level whose keys follow each other are a *chain*: rows that came in the order of their keys. A scan reads the runs of a
 //! chain one after the other, a merge would write the same rows in the same order. So a chain counts as one run, until it is very
@@ -21,6 +22,8 @@ pub struct RunInfo {
     pub bytes: u64,
     pub rows: u64,
     pub tombstones: u64,
+    /// So many flushes went into it.
+    pub flushes: u64,
     /// So many times as much as went into it was flushed after it.
     pub age: u64,
     /// All its writers have ended.
@@ -94,11 +97,11 @@ pub fn pick(
         }
     }
     let job = match effort {
-        Effort::All => whole(runs),
+        Effort::All => whole(runs, options),
         _ => full_level(runs, options.fan_in as usize)
             .or_else(|| space(runs, garbage, options, effort))
             .or_else(|| tombstones(runs, options))
-            .or_else(|| tidy(runs, effort, tidying)),
+            .or_else(|| tidy(runs, options, effort, tidying)),
     };
     keep_apart(runs, job?).map(Pick::Merge)
 }
@@ -141,11 +144,20 @@ fn keep_apart(runs: &[RunInfo], job: Job) -> Option<Job> {
     (newer > 1).then(|| Job { runs: job.runs.start..job.runs.start + newer, level })
 }
 
+/// The level where a run made of these belongs, if not on a lower one than they are: a merge of `fan_in` runs of a level, or of about
+/// so many, is one of the next.
+fn level_of(runs: &[RunInfo], options: &TreeOptions) -> u8 {
+    let fan_in = f64::from(options.fan_in.max(2));
+    let flushes: u64 = runs.iter().map(|run| run.flushes).sum();
+    let fitting = (flushes.max(1) as f64).log(fan_in).round() as u8;
+    runs.iter().map(|run| run.level).max().unwrap_or(0).max(fitting)
+}
+
 /// Every run into one; nothing when there is only one that has nothing to drop.
-fn whole(runs: &[RunInfo]) -> Option<Job> {
+fn whole(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
     let oldest = runs.last()?;
-    (runs.len() > 1 || oldest.tombstones > 0)
-        .then(|| Job { runs: 0..runs.len(), level: runs.iter().map(|r| r.level).max().unwrap_or(0).max(1) })
+    let level = level_of(runs, options).max(1);
+    (runs.len() > 1 || oldest.tombstones > 0).then_some(Job { runs: 0..runs.len(), level })
 }
 
 /// The lowest level that has enough runs. Higher levels that would be full with the result are taken along.
@@ -179,7 +191,7 @@ fn space(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effo
     // again and again.
     let grown = above.iter().map(|r| r.bytes).sum::<u64>() > allowed(oldest.bytes);
     let dirty = garbage.is_none_or(|garbage| garbage.dead > allowed(garbage.live));
-    (above.len() > 1 && grown && dirty).then(|| whole(runs)).flatten()
+    (above.len() > 1 && grown && dirty).then(|| whole(runs, options)).flatten()
 }
 
 /// While rows are being written, so many times more garbage is allowed.
@@ -208,7 +220,7 @@ const MOST_TIDIED_PERCENT: u64 = 60;
 const MOST_PAID: u64 = 1 << 30;
 
 /// As many of the newest runs as are worth it.
-fn tidy(runs: &[RunInfo], effort: Effort, Tidying { ratio, paid }: Tidying) -> Option<Job> {
+fn tidy(runs: &[RunInfo], options: &TreeOptions, effort: Effort, Tidying { ratio, paid }: Tidying) -> Option<Job> {
     let all: u64 = runs.iter().map(|run| run.bytes).sum();
     let unpaid = match effort {
         Effort::Tidy => MOST_TIDIED.min(all / 100 * MOST_TIDIED_PERCENT),
@@ -225,8 +237,9 @@ fn tidy(runs: &[RunInfo], effort: Effort, Tidying { ratio, paid }: Tidying) -> O
         saved > 0 && (sum <= unpaid || (paid && sum <= MOST_PAID)) && largest <= ratio.saturating_mul(sum - largest)
     };
     let count = (2..=runs.len()).rev().find(worth)?;
-    let level = runs.get(count - 1)?.level;
-    Some(Job { runs: 0..count, level })
+    let (inputs, older) = runs.split_at_checked(count)?;
+    let highest = older.first().map_or(u8::MAX, |run| run.level);
+    Some(Job { runs: 0..count, level: level_of(inputs, options).min(highest) })
 }
 
 #[cfg(test)]
@@ -234,7 +247,7 @@ mod tests {
     use super::*;
 
     fn run(level: u8, bytes: u64) -> RunInfo {
-        RunInfo { level, bytes, rows: bytes, tombstones: 0, age: 0, finished: true, chained: false }
+        RunInfo { level, bytes, rows: bytes, tombstones: 0, flushes: 1, age: 0, finished: true, chained: false }
     }
 
     fn merge(runs: Range<usize>, level: u8) -> Option<Pick> {
@@ -369,13 +382,29 @@ mod tests {
         let (one, two) = (3 * 4 * MB, 3 * 16 * MB / 2);
         assert_eq!(pick(&runs, one - 1, Effort::Writing), None);
         assert_eq!(pick(&runs, one, Effort::Writing), merge(0..2, 0));
-        assert_eq!(pick(&runs, two, Effort::AtRest), merge(0..3, 0));
-        assert_eq!(pick(&runs, u64::MAX, Effort::Writing), merge(0..3, 0), "the rest is too large, whoever pays");
-        assert_eq!(pick(&runs, 0, Effort::Tidy), merge(0..3, 0));
+        assert_eq!(pick(&runs, two, Effort::AtRest), merge(0..3, 1));
+        assert_eq!(pick(&runs, u64::MAX, Effort::Writing), merge(0..3, 1), "the rest is too large, whoever pays");
+        assert_eq!(pick(&runs, 0, Effort::Tidy), merge(0..3, 1));
         let alike = [run(1, 160 * MB), run(1, 128 * MB)];
         assert_eq!(pick(&alike, 288 * MB, Effort::Writing), merge(0..2, 1), "all of them, if it is paid for");
         let large = [run(1, 600 * MB), run(1, 600 * MB)];
         assert_eq!(pick(&large, u64::MAX, Effort::Writing), None, "it would take long");
+    }
+
+    #[test]
+    fn what_was_tidied_is_of_the_level_of_its_size() {
+        let loose = TreeOptions { fan_in: 8, space_percent: 10_000, ..options() };
+        let of = |level, flushes| RunInfo { flushes, ..run(level, flushes) };
+        let pick = |runs: &[RunInfo]| pick(runs, None, &loose, Effort::Tidy);
+        assert_eq!(pick(&[of(0, 1), of(0, 1), of(2, 500)]), merge(0..2, 0));
+        assert_eq!(pick(&[of(0, 1), of(0, 4), of(2, 500)]), merge(0..2, 1));
+        assert_eq!(pick(&[of(0, 1), of(0, 4), of(0, 500)]), merge(0..2, 0), "not above an older one");
+        let all = [of(0, 100), of(0, 100)];
+        assert_eq!(super::pick(&all, None, &loose, Effort::All, UNPAID), merge(0..2, 3));
+        // New runs fill the first level by themselves.
+        let mut runs = vec![of(0, 1); 7];
+        runs.push(of(1, 5));
+        assert_eq!(super::pick(&runs, None, &loose, Effort::Writing, UNPAID), None);
     }
 
     #[test]

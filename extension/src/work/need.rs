@@ -26,19 +26,13 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
     }
     tree.at_rest.store(quiet, Relaxed);
     tree.tidy.store(is_scanned(tree, quiet) && quiet, Relaxed);
-    let indexed = view.first_unindexed(view.indexed_from) == view.runs.len();
     if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);
     }
     if tree.merge_due(oldest).is_some() {
         return Some(Task::Merge);
     }
-    let purged = tree.purged.load(Relaxed);
-    let purgeable = view
-        .runs
-        .iter()
-        .any(|run| run.last_l0.0 > purged && run.settled && run.shape.tombstones > 0 && run.shape.max_writer < oldest);
-    if indexed && purgeable {
+    if tree.sweep_due(&view, oldest) {
         return Some(Task::Sweep);
     }
     if !idle {

@@ -72,6 +72,30 @@ pub(super) fn purged_tombstones_stay_in_force() {
     }
 }
 
+/// A reader who has pinned a superversion from before the flush of a tombstone needs its entry; nobody sweeps for nothing meanwhile.
+#[test]
+fn a_sweep_is_due_when_it_finds_something() {
+    let run = calm();
+    let tree = run.tree();
+    let due = || tree.shared().sweep_due(&tree.pin(), Writer(run.host.world.borrow().oldest()));
+    run.flush(1, &[(b"a", Some(b"a1")), (b"b", Some(b"b1"))]);
+    assert!(!due());
+    let before = tree.pin();
+    run.flush(2, &[(b"a", None)]);
+    let mut sweep = SweepCursor::new();
+    while !sweep.is_done() {
+        assert_eq!(tree.sweep_tombstones(&mut sweep), Some(0));
+    }
+    assert!(!due(), "a reader of before the flush is still there");
+    drop(before);
+    assert!(due());
+    let (mut sweep, mut purged) = (SweepCursor::new(), 0);
+    while !sweep.is_done() {
+        purged += tree.sweep_tombstones(&mut sweep).unwrap();
+    }
+    assert_eq!((purged, due()), (1, false));
+}
+
 #[test]
 fn purged_tombstones_stay_in_force_when_older_runs_leave_the_index() {
     purged_tombstones_stay_in_force();
