@@ -252,7 +252,8 @@ def main(directory, servers):
     archive = os.path.join(directory, "archive")
     os.makedirs(archive)
     subprocess.run(["chown", "postgres", archive], check=True)
-    server.create("archive_mode = on", f"archive_command = 'cp %p {archive}/%f'", "max_wal_senders = 5")
+    # What pg_walinspect reads is not to be recycled.
+    server.create("archive_mode = on", f"archive_command = 'cp %p {archive}/%f'", "max_wal_senders = 5", "wal_keep_size = '1GB'")
     server.sql(lib.twin_schema())
     load = lib.Load(server, directory, [lib.Writer(i) for i in range(3)] + [lib.maintenance], seed).start()
     time.sleep(1)
