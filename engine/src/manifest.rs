@@ -7,7 +7,8 @@
 //! | log extents | pending extents | host bytes        |   body: | number of runs | run | run | ...
 //! | body: length, sum u64, extents                    |   | number of value extents | extent | extent | ...
 //!
-//! run: | id | level u8 | settled u8 | first, last L0 id | extents | number of uses | extent seq, bytes | ... | shape |
+//! run: | id | level u8 | settled, cut: bits of a u8 | first, last L0 id | extents | number of uses | extent seq, bytes | ... |
+//!      | shape | of what was cut: key, data pages |
 //! ```
 //!
 //! A change of the runs or of the value extents writes a new body into fresh pages and then flips the meta page to it; a
@@ -19,8 +20,9 @@
 use crate::bytes::{put_bytes, put_varint, Reader};
 use crate::error::{Error, Result};
 use crate::extent::FreeSpace;
+use crate::key_text::hex;
 use crate::page::{PageBuf, PageKind, CAPACITY};
-use crate::run::RunShape;
+use crate::run::{Cut, Run, RunShape};
 use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId};
 use std::collections::TryReserveError;
 
@@ -44,9 +46,59 @@ pub struct RunDesc {
     pub shape: RunShape,
     /// No writer of the run is in progress or aborted: its versions need no look-up of their writer's fate.
     pub settled: bool,
+    /// Rows below a key are in older neighbours by now, which a merge that goes on has made of them (its slices), or which are
+    /// themselves slices of that merge.
+    pub cut: Option<Cut>,
 }
 
+const SETTLED: u8 = 1;
+const CUT: u8 = 2;
+
 impl RunDesc {
+    /// For reading.
+    #[inline]
+    pub fn run(&self) -> Run<'_> {
+        Run { cut: self.cut.as_ref(), ..Run::new(&self.shape, &self.extents) }
+    }
+
+    /// The first key that it has.
+    pub fn min_key(&self) -> &[u8] {
+        self.cut.as_ref().map_or(&self.shape.min_key, |cut| &cut.key)
+    }
+
+    /// Whether the key is among those from its first to its last.
+    pub fn spans(&self, key: &[u8]) -> bool {
+        self.min_key() <= key && key <= self.shape.max_key.as_slice()
+    }
+
+    /// Whether its neighbour has what it had of the key.
+    #[inline]
+    pub fn lacks(&self, key: &[u8]) -> bool {
+        self.cut.as_ref().is_some_and(|cut| key < cut.key.as_slice())
+    }
+
+    /// A slice of a merge that goes on covers no L0 ids: the way to it leads over the runs that were cut for it.
+    pub fn is_slice(&self) -> bool {
+        self.last_l0 < self.first_l0
+    }
+
+    /// An L0 id by which its rows are found.
+    pub fn l0(&self) -> L0Id {
+        self.last_l0.max(self.first_l0)
+    }
+
+    /// Row versions; about so many, if it was cut.
+    pub fn rows(&self) -> u64 {
+        self.left_of(self.shape.rows)
+    }
+
+    /// How much of something that the whole run had is left.
+    pub fn left_of(&self, whole: u64) -> u64 {
+        let (all, gone) = (u64::from(self.shape.data_pages.max(1)), self.cut.as_ref().map_or(0, |cut| cut.pages));
+        let left = all.saturating_sub(u64::from(gone));
+        (u128::from(whole) * u128::from(left) / u128::from(all)) as u64
+    }
+
     pub fn pages(&self) -> u64 {
         self.extents.iter().map(|e| u64::from(e.pages)).sum()
     }
@@ -118,7 +170,11 @@ impl RunDesc {
         let (min_key, max_key) = (try_copy(&self.shape.min_key)?, try_copy(&self.shape.max_key)?);
         let shape = RunShape { min_key, max_key, ..self.shape };
         let (extents, values) = (try_copy(&self.extents)?, try_copy(&self.values)?);
-        Ok(RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled })
+        let cut = match &self.cut {
+            Some(Cut { key, pages }) => Some(Cut { key: try_copy(key)?, pages: *pages }),
+            None => None,
+        };
+        Ok(RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled, cut })
     }
 }
 
@@ -165,8 +221,9 @@ impl Manifest {
         let mut next = L0Id(1);
         let mut named: Vec<ExtentSeq> = self.values.iter().map(|e| e.seq).collect();
         named.sort_unstable();
-        for run in &self.runs {
-            if run.first_l0 != next || run.last_l0 < run.first_l0 {
+        for (at, run) in self.runs.iter().enumerate() {
+            let ends = run.last_l0.0.checked_add(1);
+            if run.first_l0 != next || ends.is_none_or(|end| end < next.0) {
                 let found = format!("run {} covers {}..{} where {next} was to come", run.id, run.first_l0, run.last_l0);
                 return Err(Error::structure(found));
             }
@@ -177,7 +234,12 @@ impl Manifest {
             if let Some(ValueUse { seq, .. }) = unnamed {
                 return Err(Error::structure(format!("run {} points into value extent {seq}, which is gone", run.id)));
             }
-            next = L0Id(run.last_l0.0.saturating_add(1));
+            next = L0Id(ends.unwrap_or(u64::MAX));
+            // The way to a slice, and from a run that was cut.
+            let newer_is_cut = || self.runs.get(at + 1).is_some_and(|newer| newer.cut.is_some());
+            if run.is_slice() && !newer_is_cut() || run.cut.is_some() && at == 0 {
+                return Err(Error::structure(format!("run {} belongs to a merge that is not there", run.id)));
+            }
         }
         if next.0 > self.flushed.0.saturating_add(1) || self.flushed >= self.next_generation {
             return Err(Error::structure(format!("runs end before {next}, flushed up to {}", self.flushed)));
@@ -192,7 +254,7 @@ impl Manifest {
         for run in &self.runs {
             put_varint(&mut out, run.id.0);
             out.push(run.level);
-            out.push(u8::from(run.settled));
+            out.push(if run.settled { SETTLED } else { 0 } | if run.cut.is_some() { CUT } else { 0 });
             put_varint(&mut out, run.first_l0.0);
             put_varint(&mut out, run.last_l0.0);
             put_extents(&mut out, &run.extents);
@@ -204,6 +266,10 @@ impl Manifest {
             let mut shape = Vec::new();
             run.shape.encode(&mut shape);
             put_bytes(&mut out, &shape);
+            if let Some(cut) = &run.cut {
+                put_bytes(&mut out, &cut.key);
+                put_varint(&mut out, u64::from(cut.pages));
+            }
         }
         put_extents(&mut out, &self.values);
         out
@@ -300,13 +366,21 @@ impl Manifest {
         for _ in 0..reader.varint()? {
             let id = RunId(reader.varint()?);
             let level = reader.byte()?;
-            let settled = reader.byte()? != 0;
+            let flags = reader.byte()?;
+            if flags & !(SETTLED | CUT) != 0 {
+                return Err(Error::structure(format!("run {id} has unknown flags {flags:#x}")));
+            }
             let first_l0 = L0Id(reader.varint()?);
             let last_l0 = L0Id(reader.varint()?);
             let extents = get_extents(&mut reader)?;
             let values = get_uses(&mut reader)?;
             let (shape, _) = RunShape::decode(reader.bytes()?)?;
-            self.runs.push(RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled });
+            let settled = flags & SETTLED != 0;
+            let cut = match flags & CUT {
+                0 => None,
+                _ => Some(get_cut(&mut reader, &shape)?),
+            };
+            self.runs.push(RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled, cut });
         }
         self.values = get_extents(&mut reader)?;
         self.check()
@@ -370,6 +444,15 @@ fn get_extents(reader: &mut Reader<'_>) -> Result<Vec<Extent>> {
         extents.push(get_extent(reader)?);
     }
     Ok(extents)
+}
+
+fn get_cut(reader: &mut Reader<'_>, shape: &RunShape) -> Result<Cut> {
+    let (key, pages) = (reader.bytes()?.to_vec(), reader.varint32()?);
+    if key > shape.max_key || key < shape.min_key || pages >= shape.data_pages {
+        let found = format!("a run of {} data pages was cut at page {pages}, key {}", shape.data_pages, hex(&key));
+        return Err(Error::structure(found));
+    }
+    Ok(Cut { key, pages })
 }
 
 fn get_uses(reader: &mut Reader<'_>) -> Result<Vec<ValueUse>> {
@@ -442,6 +525,7 @@ mod tests {
             values,
             shape: RunShape::default(),
             settled: true,
+            cut: None,
         };
         Manifest {
             runs: vec![run(1, 1, 2, vec![]), run(2, 3, 3, vec![used(7, 300), used(8, 1 << 20)])],
@@ -487,6 +571,49 @@ mod tests {
             run("0201010303 01090406 0207ac0208808040")
         );
         assert_eq!(hex(&body), expected.replace(' ', ""));
+    }
+
+    /// A slice, and a run that was cut for it.
+    fn cut() -> Manifest {
+        let mut manifest = sample();
+        let shape = RunShape { data_pages: 5, min_key: b"a".to_vec(), max_key: b"z".to_vec(), ..RunShape::default() };
+        manifest.values.clear();
+        for (run, last_l0) in manifest.runs.iter_mut().zip([0, 3]) {
+            (run.first_l0, run.last_l0) = (L0Id(1), L0Id(last_l0));
+            (run.values, run.shape) = (Vec::new(), shape.clone());
+        }
+        manifest.runs[1].cut = Some(Cut { key: b"key".to_vec(), pages: 2 });
+        manifest
+    }
+
+    // As above.
+    #[test]
+    fn golden_cut() {
+        let manifest = cut();
+        let body = manifest.encode_body();
+        assert_eq!(reread(&manifest, &body).unwrap(), manifest);
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let mut shape = Vec::new();
+        manifest.runs[0].shape.encode(&mut shape);
+        let shape = format!("{:02x}{}", shape.len(), hex(&shape));
+        let expected = format!("02 0101010100 01090406 00 {shape} 0201030103 01090406 00 {shape} 036b657902 00");
+        assert_eq!(hex(&body), expected.replace(' ', ""));
+    }
+
+    #[test]
+    fn a_slice_stands_behind_a_run_that_was_cut() {
+        let mut manifest = cut();
+        manifest.runs[1].cut = None;
+        assert!(manifest.check().unwrap_err().to_string().contains("belongs to a merge that is not there"));
+        let mut manifest = cut();
+        manifest.runs.remove(0);
+        assert!(manifest.check().unwrap_err().to_string().contains("belongs to a merge that is not there"));
+        for (key, pages) in [(&b"A"[..], 2), (b"zz", 2), (b"key", 5)] {
+            let mut manifest = cut();
+            manifest.runs[1].cut = Some(Cut { key: key.to_vec(), pages });
+            let said = reread(&manifest, &manifest.encode_body()).unwrap_err().to_string();
+            assert!(said.contains("was cut at page"), "{said}");
+        }
     }
 
     #[test]

@@ -102,8 +102,16 @@ switches! {
         ExtentsReusedPinned,
         /// Extents are used again though the current superversion names them.
         ExtentsReusedCurrent,
-        /// What a run has moved away from is used again though a pinned superversion knows it there.
+        /// What a run has moved away from, or was cut off from, is used again though a pinned superversion knows it there.
         MovedUnnamed,
+        /// Readers look for what a run has handed over in that run.
+        CutNotFollowed,
+        /// A run that was cut goes on to show rows that it has handed over.
+        CutRowsShown,
+        /// Pages that slices and their merged run have in common are given up with the slices.
+        SlicesGivenUpWhole,
+        /// A tombstone's entry is purged though a slice holds a later one by the same L0 id.
+        SliceNotAskedBeforePurge,
         /// Readers of an older superversion take coarse index entries for exact ones.
         CoarseTakenForExact,
         /// Readers of an older superversion do not learn that a merge has taken entries out of the index.

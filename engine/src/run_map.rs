@@ -22,16 +22,18 @@ pub struct RunMap {
 
 impl RunMap {
     /// From the intervals of the runs (first and last L0 id, both included), oldest run first. Fails unless each begins
-    /// where the one before it ended (I1).
+    /// where the one before it ended (I1). A run may cover none, if it is not the newest: slices of a merge that goes on.
     pub fn build(intervals: &[(L0Id, L0Id)]) -> Result<RunMap> {
         let mut end = None;
         for (position, (first, last)) in intervals.iter().enumerate() {
             let follows = end.is_none_or(|end| first.0 == end);
-            if !follows || first > last || last.0 == u64::MAX {
+            let newest = position + 1 == intervals.len();
+            let ends = last.0.checked_add(1).filter(|end| first.0 < *end || first.0 == *end && !newest);
+            let (true, Some(next)) = (follows, ends) else {
                 let before = end.map_or_else(|| "the first".to_owned(), |end| format!("after L0 id {}", end - 1));
                 return Err(Error::structure(format!("run {position} ({before}) covers L0 ids {first} to {last}")));
-            }
-            end = Some(last.0 + 1);
+            };
+            end = Some(next);
         }
         let starts = intervals.iter().map(|interval| interval.0 .0).collect();
         Ok(RunMap { starts, end: end.unwrap_or(0) })

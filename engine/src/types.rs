@@ -78,6 +78,11 @@ impl Extent {
     pub fn contains(&self, page: PageNo) -> bool {
         page >= self.start && page < self.end()
     }
+
+    /// Whether they have a page in common that was taken as the same.
+    pub fn shares(&self, other: &Extent) -> bool {
+        self.seq == other.seq && self.start < other.end() && other.start < self.end()
+    }
 }
 
 /// What a row version is, beside its key and body.
@@ -155,7 +160,7 @@ pub enum Verdict {
 }
 
 /// A row version copied out for a caller; reused from call to call.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowBuf {
     pub head: Head,
     pub key: Vec<u8>,

@@ -242,6 +242,7 @@ impl Core {
             meta_flips: get(&counters.meta_flips),
             flushes: get(&counters.flushes),
             merges: get(&tree.compactions),
+            slices: get(&tree.slices),
             runs_moved: get(&tree.runs_moved),
             stale_dropped: get(&tree.stale_dropped),
             index_keys: shared.index.len() as u64,
@@ -275,11 +276,11 @@ impl Core {
             let pages: u64 = run.extents.iter().map(|e| u64::from(e.pages)).sum();
             if let Some(level) = statistics.levels.get_mut(level) {
                 level.runs += 1;
-                level.rows += run.shape.rows;
+                level.rows += run.rows();
                 level.pages += pages;
             }
-            statistics.rows += run.shape.rows;
-            statistics.tombstones += run.shape.tombstones;
+            statistics.rows += run.rows();
+            statistics.tombstones += run.left_of(run.shape.tombstones);
             statistics.run_pages += pages;
         }
         statistics.value_pages = manifest.values.iter().map(|e| u64::from(e.pages)).sum();

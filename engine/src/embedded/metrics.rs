@@ -26,6 +26,8 @@ pub struct Metrics {
     pub meta_flips: u64,
     pub flushes: u64,
     pub merges: u64,
+    /// Slices that merges of many pages were done in.
+    pub slices: u64,
     /// Runs that came to another level without being written again.
     pub runs_moved: u64,
     /// Values that merges left out early, for a newer run holds a version that everybody sees.

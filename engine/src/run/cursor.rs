@@ -125,6 +125,9 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
 
     /// To the first version of the run. False: there is none; so with all moves.
     pub fn first<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
+        if let Some(cut) = run.cut {
+            return self.seek(run, source, &cut.key);
+        }
         if run.shape.rows == 0 {
             return self.leave();
         }
@@ -145,7 +148,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         if run.shape.rows == 0 {
             return self.leave();
         }
-        let slot = self.lower_bound(run, source, key)?;
+        let slot = self.lower_bound(run, source, left_at(run, key))?;
         let page = self.loaded()?;
         if slot < page.layout.rows() {
             return self.stand(slot);
@@ -194,7 +197,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         key: &[u8],
         included: bool,
     ) -> Result<bool> {
-        if run.shape.rows == 0 {
+        if run.shape.rows == 0 || run.lacks(key) {
             return self.leave();
         }
         let slot = self.lower_bound(run, source, key)?;
@@ -209,6 +212,9 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             self.stand(slot - 1)?;
         } else if !self.prev_page(run, source, page.index)? {
             return Ok(false);
+        }
+        if run.lacks(&self.key) {
+            return self.leave();
         }
         self.back_to_newest(run, source)
     }
@@ -248,10 +254,15 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             return Ok(false);
         }
         if self.slot > 0 {
-            return self.stand(self.slot - 1);
+            self.stand(self.slot - 1)?;
+        } else {
+            let page = self.loaded()?;
+            self.prev_page(run, source, page.index)?;
         }
-        let page = self.loaded()?;
-        self.prev_page(run, source, page.index)
+        if self.valid && run.lacks(&self.key) {
+            return self.leave();
+        }
+        Ok(self.valid)
     }
 
     /// To the newest version of the next key.
@@ -334,7 +345,9 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     }
 
     fn prev_page<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
-        let Some(before) = index.checked_sub(1) else { return self.leave() };
+        let Some(before) = index.checked_sub(1).filter(|before| *before >= run.first_page()) else {
+            return self.leave();
+        };
         self.enter(run, source, before, true)?;
         self.stand_last()
     }
@@ -352,7 +365,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         if run.shape.data_pages == 0 || self.on_this_page(run, key)?.is_some() {
             return Ok(());
         }
-        let index = self.page_of(run, source, key)?;
+        let index = self.page_of(run, source, left_at(run, key))?;
         self.approached = Some(index);
         run.touch(source, index, (0..SEARCHED_LINES).map(|line| line * LINE));
         run.prefetch(source, self.ahead.begin(index, backward, run.shape.data_pages, more));
@@ -516,5 +529,14 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             }
             (index, level) = (child, Some(fence.level));
         }
+    }
+}
+
+/// Where a seek to `key` begins in what is left of the run.
+#[inline]
+fn left_at<'k>(run: &Run<'k>, key: &'k [u8]) -> &'k [u8] {
+    match run.cut {
+        Some(cut) if run.lacks(key) => &cut.key,
+        _ => key,
     }
 }

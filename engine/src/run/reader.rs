@@ -9,6 +9,7 @@ use super::fence::Fence;
 use super::{keys, locate, pack, stretch, Footer, PageSource, RunShape};
 use crate::error::{Error, Result};
 use crate::filter;
+use crate::mutation::{on, Mutation::CutRowsShown};
 use crate::page::{PageBuf, PageKind, CONTENT};
 use crate::types::{Extent, ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
 
@@ -17,6 +18,16 @@ use crate::types::{Extent, ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
 pub struct Run<'a> {
     pub shape: &'a RunShape,
     pub extents: &'a [Extent],
+    pub cut: Option<&'a Cut>,
+}
+
+/// What a merge that goes on has taken over from a run: its rows below a key. Who reads the run does not meet them any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The first key that is left.
+    pub key: Vec<u8>,
+    /// So many data pages, from the first on, have been given back.
+    pub pages: u32,
 }
 
 /// Working space of look-ups, owned by the caller and used again from call to call.
@@ -36,18 +47,35 @@ impl Scratch {
 
 impl<'a> Run<'a> {
     pub fn new(shape: &'a RunShape, extents: &'a [Extent]) -> Run<'a> {
-        Run { shape, extents }
+        Run { shape, extents, cut: None }
+    }
+
+    /// The first data page that is left.
+    #[inline]
+    pub fn first_page(&self) -> u32 {
+        self.cut.map_or(0, |cut| cut.pages)
+    }
+
+    /// Whether the run has handed over what it had of `key`.
+    #[inline]
+    pub(super) fn lacks(&self, key: &[u8]) -> bool {
+        self.cut.is_some_and(|cut| key < cut.key.as_slice()) && !on(CutRowsShown)
+    }
+
+    #[inline]
+    fn place_of(&self, index: u32) -> Option<(PageNo, ExtentSeq)> {
+        locate(self.extents, index.checked_sub(self.first_page())?)
     }
 
     pub(super) fn locate(&self, index: u32) -> Result<(PageNo, ExtentSeq)> {
-        locate(self.extents, index)
-            .ok_or_else(|| Error::structure(format!("page {index} of a run is outside its extents")))
+        self.place_of(index).ok_or_else(|| Error::structure(format!("page {index} of a run is outside its extents")))
     }
 
     /// Asks for these pages of the run beforehand.
     pub(super) fn prefetch<S: PageSource>(&self, source: &S, pages: std::ops::Range<u32>) {
-        let mut index = pages.start;
-        while let Some((first, there)) = stretch(self.extents, index).filter(|_| index < pages.end) {
+        let gone = self.first_page();
+        let mut index = pages.start.max(gone);
+        while let Some((first, there)) = stretch(self.extents, index - gone).filter(|_| index < pages.end) {
             let count = there.min(pages.end - index);
             source.prefetch(first, count);
             index += count;
@@ -57,7 +85,7 @@ impl<'a> Run<'a> {
     /// Lets the processor fetch these places of page `index`.
     #[inline]
     pub(super) fn touch<S: PageSource>(&self, source: &S, index: u32, places: impl Iterator<Item = usize>) {
-        if let Some((no, _)) = locate(self.extents, index) {
+        if let Some((no, _)) = self.place_of(index) {
             source.touch(no, places);
         }
     }
@@ -109,6 +137,9 @@ impl<'a> Run<'a> {
         scratch: &mut Scratch,
         mut show: impl FnMut(RowRef<'_>) -> Verdict,
     ) -> Result<bool> {
+        if self.lacks(key) {
+            return Ok(false);
+        }
         let (mut index, reads) = self.find_page(source, key)?;
         scratch.pages_read += u64::from(reads);
         let mut first = true;
@@ -149,7 +180,8 @@ impl<'a> Run<'a> {
         if row < self.shape.min_row || row > self.shape.max_row || self.shape.rows == 0 {
             return Ok(None);
         }
-        let Some(index) = self.page_of_row(source, row, scratch)? else { return Ok(None) };
+        let index = self.page_of_row(source, row, scratch)?;
+        let Some(index) = index.filter(|index| *index >= self.first_page()) else { return Ok(None) };
         let (page, no, seq) = self.read(source, index)?;
         scratch.pages_read += 1;
         let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
@@ -161,6 +193,9 @@ impl<'a> Run<'a> {
         scratch.key.clear();
         scratch.key.extend_from_slice(layout.prefix(image));
         scratch.key.extend_from_slice(suffix);
+        if self.lacks(&scratch.key) {
+            return Ok(None);
+        }
         out.set(&RowRef { key: &scratch.key, head, body });
         let newest = match slot.checked_sub(1) {
             Some(before) => !layout.is_same_key(image, before, slot)?,
@@ -224,8 +259,11 @@ impl<'a> Run<'a> {
         mut show: impl FnMut(&[u8], bool) -> Result<()>,
     ) -> Result<Option<u32>> {
         let by_keys = self.shape.key_pages > 0;
-        let (start, pages) =
-            if by_keys { (self.shape.keys_start(), self.shape.key_pages) } else { (0, self.shape.data_pages) };
+        let (start, pages) = match by_keys {
+            true => (self.shape.keys_start(), self.shape.key_pages),
+            false => (self.first_page(), self.shape.data_pages.saturating_sub(self.first_page())),
+        };
+        let mut show = |key: &[u8], tombstone| if self.lacks(key) { Ok(()) } else { show(key, tombstone) };
         if from_page >= pages {
             return Ok(None);
         }

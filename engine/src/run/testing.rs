@@ -1,5 +1,5 @@
 //! What the tests of runs share: pages in memory, seeded random rows.
-use super::{PageSink, PageSource, Run, RunShape, RunWriter};
+use super::{Cut, PageSink, PageSource, Run, RunCursor, RunShape, RunWriter};
 use crate::error::{Error, Result};
 use crate::host::SideFile;
 use crate::options::RunOptions;
@@ -107,6 +107,7 @@ pub struct TestRun {
     pub shape: RunShape,
     pub extents: Vec<Extent>,
     pub pages: Pages,
+    pub cut: Option<Cut>,
 }
 
 impl TestRun {
@@ -123,15 +124,33 @@ impl TestRun {
         }
         let (shape, pages) = writer.finish().unwrap();
         assert_eq!(shape.pages() as usize, pages.pages.len());
-        let extents = (0..shape.pages().div_ceil(EXTENT))
-            .map(|i| Extent { start: PageNo(i * (EXTENT + GAP)), pages: EXTENT, seq: ExtentSeq(100 + u64::from(i)) })
-            .collect();
-        TestRun { shape, extents, pages }
+        let extents = extents(0..shape.pages());
+        TestRun { shape, extents, pages, cut: None }
+    }
+
+    /// Without what is below this key, which it has.
+    pub fn cut(mut self, key: &[u8]) -> TestRun {
+        let mut cursor = RunCursor::new();
+        assert!(cursor.seek(&self.run(), &self.pages, key).unwrap() && cursor.key() == key);
+        let pages = cursor.window().unwrap().0;
+        self.extents = extents(pages..self.shape.pages());
+        self.pages.pages[..pages as usize].fill(PageBuf::ZERO);
+        self.cut = Some(Cut { key: key.to_vec(), pages });
+        self
     }
 
     pub fn run(&self) -> Run<'_> {
-        Run::new(&self.shape, &self.extents)
+        Run { cut: self.cut.as_ref(), ..Run::new(&self.shape, &self.extents) }
     }
+}
+
+/// Where these pages stand, counted as the sink got them.
+pub fn extents(pages: std::ops::Range<u32>) -> Vec<Extent> {
+    let pieces = (pages.start / EXTENT..pages.end.div_ceil(EXTENT)).map(|i| {
+        let (from, until) = (pages.start.max(i * EXTENT), pages.end.min((i + 1) * EXTENT));
+        Extent { start: PageNo(from + i * GAP), pages: until - from, seq: ExtentSeq(100 + u64::from(i)) }
+    });
+    pieces.collect()
 }
 
 /// Random rows in the order of a run.

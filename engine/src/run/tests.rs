@@ -302,70 +302,177 @@ fn cursor_walks_like_the_model() {
 
 #[test]
 fn cursor_seeks_like_the_model() {
-    each(|name, rows, t, _| {
-        let (run, pages) = (t.run(), &t.pages);
-        let mut cursor = RunCursor::new();
-        let mut random = Random(99);
-        // Index in `rows` of the cursor, as the model has it.
-        let mut at: Option<usize> = None;
-        let newest = |mut i: usize| {
-            while i > 0 && rows[i - 1].key == rows[i].key {
-                i -= 1;
-            }
-            i
-        };
-        for step in 0..3000 {
-            let near = at.map_or(0, |i| i + random.below(60)).min(rows.len() - 1);
-            let mut key = rows[if step % 3 == 0 { random.below(rows.len()) } else { near }].key.clone();
-            match random.below(6) {
-                0 => key.push(0),
-                1 if key.len() > 1 => drop(key.pop()),
-                2 => key = random.bytes(3),
-                _ => {}
-            }
-            let lower = rows.partition_point(|row| row.key < key);
-            let upper = rows.partition_point(|row| row.key <= key);
-            let found = match random.below(10) {
-                0..=2 => {
-                    at = (lower < rows.len()).then_some(lower);
-                    cursor.seek(&run, pages, &key)
+    each(|name, rows, t, _| cursor_seeks(name, rows, t));
+}
+
+#[test]
+fn a_run_that_was_cut_has_the_rows_that_are_left() {
+    for (part, every) in [(1, 2), (1, 50), (49, 50), (99, 100)] {
+        for (name, rows) in recipes() {
+            for options in all_options() {
+                let from = rows[rows.len() * part / every].key.clone();
+                let (gone, left) = rows.split_at(rows.partition_point(|row| row.key < from));
+                let (run, mut scratch) = (TestRun::write(&rows, &options).cut(&from), Scratch::new());
+                let name = format!("{name} {options:?} from {from:?}");
+                assert_eq!(found(&run.run(), &run.pages), [] as [String; 0], "{name}");
+                cursor_seeks(&name, left, &run);
+                let (mut out, mut keys) = (RowBuf::default(), BTreeMap::new());
+                for (row, there) in gone.iter().map(|row| (row, false)).chain(left.iter().map(|row| (row, true))) {
+                    let mut seen = false;
+                    let show = |found: RowRef<'_>| {
+                        seen |= found.head == row.head;
+                        Verdict::Skip
+                    };
+                    run.run().get(&run.pages, &row.key, &mut scratch, show).unwrap();
+                    let by_row = run.run().by_row(&run.pages, row.head.row_id, &mut scratch, &mut out).unwrap();
+                    assert_eq!((seen, by_row.is_some_and(|_| out.key == row.key)), (there, there), "{name}");
                 }
-                3 => {
-                    at = upper.checked_sub(1).map(newest);
-                    cursor.seek_for_prev(&run, pages, &key)
+                let mut next = Some(0);
+                while let Some(piece) = next {
+                    let show = |key: &[u8], tombstone| {
+                        keys.insert(key.to_vec(), tombstone);
+                        Ok(())
+                    };
+                    next = run.run().for_each_key(&run.pages, piece, &mut scratch, show).unwrap();
                 }
-                4 => {
-                    at = lower.checked_sub(1).map(newest);
-                    cursor.seek_last_before(&run, pages, &key)
-                }
-                5 => {
-                    at = at.map(|i| i + 1).filter(|i| *i < rows.len());
-                    cursor.next(&run, pages)
-                }
-                6 => {
-                    at = at.and_then(|i| i.checked_sub(1));
-                    cursor.prev(&run, pages)
-                }
-                7 => {
-                    at = at.map(|i| rows.partition_point(|r| r.key <= rows[i].key)).filter(|i| *i < rows.len());
-                    cursor.next_key(&run, pages)
-                }
-                8 => {
-                    at = at.and_then(|i| newest(i).checked_sub(1)).map(newest);
-                    cursor.prev_key(&run, pages)
-                }
-                _ => {
-                    at = Some(newest(rows.len() - 1));
-                    cursor.last(&run, pages)
-                }
-            };
-            assert_eq!(found.unwrap(), at.is_some(), "{name} step {step}");
-            assert_eq!(cursor.valid(), at.is_some());
-            if let Some(i) = at {
-                assert_eq!(cursor.row(), rows[i].as_ref(), "{name} step {step}");
+                let newest = |(key, rows): (&&[u8], &Vec<&RowBuf>)| (key.to_vec(), rows[0].head.flags.is_tombstone());
+                assert_eq!(keys, by_key(left).iter().map(newest).collect(), "{name}");
             }
         }
-    });
+    }
+}
+
+#[test]
+fn slices_are_runs_and_so_is_what_they_become() {
+    for (name, rows) in recipes() {
+        for options in all_options() {
+            let (whole, mut random) = (TestRun::write(&rows, &options), Random(7));
+            let mut writer = RunWriter::new(Pages::default(), &options, L0Id(3), L0Id(5)).unwrap();
+            writer.make_slices();
+            // Slices: their shapes, pages and rows.
+            let (mut slices, mut data, mut rows_from, mut pages_from) = (Vec::new(), Vec::new(), 0, 0);
+            for (at, row) in rows.iter().enumerate() {
+                writer.add(&row.as_ref()).unwrap();
+                if random.below(rows.len().div_ceil(5)) == 0 && rows.get(at + 1).is_some_and(|next| next.key != row.key)
+                {
+                    let shape = writer.end_slice().unwrap();
+                    let pages = pages_from..writer.sink().pages.len() as u32;
+                    assert_eq!(shape.pages(), pages.len() as u32);
+                    data.extend(extents(pages.start..pages.start + shape.data_pages));
+                    slices.push((shape, extents(pages.clone()), rows_from..at + 1));
+                    (rows_from, pages_from) = (at + 1, pages.end);
+                }
+            }
+            let (shape, pages) = writer.finish().unwrap();
+            data.extend(extents(pages_from..pages.pages.len() as u32));
+            let name = format!("{name} {options:?}, {} slices", slices.len());
+            for (shape, extents, range) in slices {
+                let slice = Run::new(&shape, &extents);
+                assert_eq!(found(&slice, &pages), [] as [String; 0], "{name}");
+                assert_eq!(rows_of(&slice, &pages), rows[range], "{name}");
+            }
+            let merged = Run::new(&shape, &data);
+            assert_eq!(found(&merged, &pages), [] as [String; 0], "{name}");
+            assert_eq!(rows_of(&merged, &pages), rows, "{name}");
+            assert_eq!((shape.rows, shape.keys), (whole.shape.rows, whole.shape.keys), "{name}");
+        }
+    }
+}
+
+/// What a check finds wrong.
+fn found(run: &Run<'_>, pages: &Pages) -> Vec<String> {
+    struct Found(Vec<String>);
+    impl check::Inspector for Found {
+        fn found(&mut self, what: String) {
+            self.0.push(what);
+        }
+        fn row(&mut self, _: &RowRef<'_>) -> Result<()> {
+            Ok(())
+        }
+        fn looked(&mut self, _: u64) -> Result<()> {
+            Ok(())
+        }
+    }
+    let mut found = Found(Vec::new());
+    check::check_run(run, None, pages, &mut found).unwrap();
+    found.0
+}
+
+fn rows_of(run: &Run<'_>, pages: &Pages) -> Vec<RowBuf> {
+    let (mut cursor, mut rows) = (RunCursor::new(), Vec::new());
+    let mut more = cursor.first(run, pages).unwrap();
+    while more {
+        let mut row = RowBuf::default();
+        row.set(&cursor.row());
+        rows.push(row);
+        more = cursor.next(run, pages).unwrap();
+    }
+    rows
+}
+
+fn cursor_seeks(name: &str, rows: &[RowBuf], t: &TestRun) {
+    let (run, pages) = (t.run(), &t.pages);
+    let mut cursor = RunCursor::new();
+    let mut random = Random(99);
+    // Index in `rows` of the cursor, as the model has it.
+    let mut at: Option<usize> = None;
+    let newest = |mut i: usize| {
+        while i > 0 && rows[i - 1].key == rows[i].key {
+            i -= 1;
+        }
+        i
+    };
+    for step in 0..3000 {
+        let near = at.map_or(0, |i| i + random.below(60)).min(rows.len() - 1);
+        let mut key = rows[if step % 3 == 0 { random.below(rows.len()) } else { near }].key.clone();
+        match random.below(6) {
+            0 => key.push(0),
+            1 if key.len() > 1 => drop(key.pop()),
+            2 => key = random.bytes(3),
+            _ => {}
+        }
+        let lower = rows.partition_point(|row| row.key < key);
+        let upper = rows.partition_point(|row| row.key <= key);
+        let found = match random.below(10) {
+            0..=2 => {
+                at = (lower < rows.len()).then_some(lower);
+                cursor.seek(&run, pages, &key)
+            }
+            3 => {
+                at = upper.checked_sub(1).map(newest);
+                cursor.seek_for_prev(&run, pages, &key)
+            }
+            4 => {
+                at = lower.checked_sub(1).map(newest);
+                cursor.seek_last_before(&run, pages, &key)
+            }
+            5 => {
+                at = at.map(|i| i + 1).filter(|i| *i < rows.len());
+                cursor.next(&run, pages)
+            }
+            6 => {
+                at = at.and_then(|i| i.checked_sub(1));
+                cursor.prev(&run, pages)
+            }
+            7 => {
+                at = at.map(|i| rows.partition_point(|r| r.key <= rows[i].key)).filter(|i| *i < rows.len());
+                cursor.next_key(&run, pages)
+            }
+            8 => {
+                at = at.and_then(|i| newest(i).checked_sub(1)).map(newest);
+                cursor.prev_key(&run, pages)
+            }
+            _ => {
+                at = Some(newest(rows.len() - 1));
+                cursor.last(&run, pages)
+            }
+        };
+        assert_eq!(found.unwrap(), at.is_some(), "{name} step {step}");
+        assert_eq!(cursor.valid(), at.is_some());
+        if let Some(i) = at {
+            assert_eq!(cursor.row(), rows[i].as_ref(), "{name} step {step}");
+        }
+    }
 }
 
 #[test]

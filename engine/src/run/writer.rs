@@ -3,6 +3,9 @@
 //! Data pages go out as they fill. What the other sections need is kept aside until the data is complete: the filter's hashes
 //! (8 bytes a key), the directory's entries (8 bytes a row), the key pages' contents (about the keys' bytes); and in memory, one
 //! separator a data page.
+//!
+//! A long merge takes the run out in *slices*: what was written since the last one becomes a run of its own for the time being, with
+//! the same data pages. It has neither filter nor key pages.
 
 use super::directory;
 use super::fence::{self, Separators};
@@ -18,17 +21,103 @@ use crate::types::{L0Id, RowId, RowRef, Writer, MAX_KEY};
 
 pub struct RunWriter<S: PageSink> {
     out: Out<S>,
-    shape: RunShape,
     l0: (L0Id, L0Id),
     packer: Packer,
     last_key: Vec<u8>,
     last_row: RowId,
     /// Last key of the last data page written.
     page_end: Vec<u8>,
-    separators: Separators,
+    whole: Part,
     filter: FilterBuilder,
     keys: Option<keys::Builder>,
+    /// If slices are made: what there is since the last one.
+    slice: Option<Part>,
+    /// Bytes that a row directory may take in memory.
+    memory: usize,
+}
+
+/// Rows that are being written, and what leads to them.
+struct Part {
+    shape: RunShape,
+    separators: Separators,
     directory: Option<directory::Builder>,
+}
+
+impl Part {
+    fn new(compressed: bool, directory: Option<usize>) -> Part {
+        Part {
+            shape: RunShape { compressed, ..RunShape::default() },
+            separators: Separators::default(),
+            directory: directory.map(directory::Builder::new),
+        }
+    }
+
+    /// A row version is added, `first` of its key.
+    fn count(&mut self, row: &RowRef<'_>, first: bool) {
+        let (shape, head) = (&mut self.shape, &row.head);
+        if shape.rows == 0 {
+            shape.min_key = row.key.to_vec();
+            (shape.min_row, shape.max_row) = (RowId::MAX, RowId(0));
+            (shape.min_writer, shape.max_writer) = (Writer(u64::MAX), Writer(0));
+        }
+        shape.rows += 1;
+        shape.keys += u64::from(first);
+        shape.tombstones += u64::from(head.flags.is_tombstone());
+        shape.bytes += (row.key.len() + row.body.len()) as u64;
+        (shape.min_row, shape.max_row) = (shape.min_row.min(head.row_id), shape.max_row.max(head.row_id));
+        (shape.min_writer, shape.max_writer) = (shape.min_writer.min(head.writer), shape.max_writer.max(head.writer));
+    }
+
+    /// A data page will be written whose first key follows on `before`.
+    fn begin_page(&mut self, before: &[u8], first_key: &[u8]) {
+        if self.shape.data_pages == 0 {
+            self.separators.push([&[], &[]]);
+        } else if before == first_key {
+            self.separators.push([first_key, &[0]]);
+        } else {
+            self.separators.push([fence::separator(before, first_key), &[]]);
+        }
+    }
+
+    /// The data page has these rows.
+    fn end_page(&mut self, rows: impl Iterator<Item = RowId>, sink: &impl PageSink) -> Result<()> {
+        if let Some(directory) = &mut self.directory {
+            for row in rows {
+                directory.add(row, self.shape.data_pages, sink)?;
+            }
+        }
+        let Some(pages) = self.shape.data_pages.checked_add(1) else {
+            return Err(Error::NoSpace("a run has 2^32 pages at most".into()));
+        };
+        self.shape.data_pages = pages;
+        Ok(())
+    }
+
+    /// Writes the sections behind the data pages; slices have neither the `first` of them nor a filter.
+    fn finish<S: PageSink>(
+        self,
+        out: &mut Out<S>,
+        l0: (L0Id, L0Id),
+        max_key: Vec<u8>,
+        first: impl FnOnce(&mut Out<S>, &mut RunShape) -> Result<()>,
+        filter: Option<FilterBuilder>,
+    ) -> Result<RunShape> {
+        let Part { mut shape, separators, directory } = self;
+        shape.max_key = max_key;
+        debug_assert_eq!(separators.children(), shape.data_pages as usize);
+        first(out, &mut shape)?;
+        if let Some(directory) = directory {
+            directory.finish(|contents| section(out, PageKind::Directory, contents, &mut shape.directory_pages))?;
+        }
+        if let Some(filter) = filter {
+            filter.finish(|contents| section(out, PageKind::Filter, contents, &mut shape.filter_pages))?;
+        }
+        shape.fence_levels =
+            fence::build(separators, |contents| section(out, PageKind::Fence, contents, &mut shape.fence_pages))?;
+        let footer = Footer { first_l0: l0.0, last_l0: l0.1, shape };
+        out.put(PageKind::Footer, 0, &footer.encode())?;
+        Ok(footer.shape)
+    }
 }
 
 /// The sink, and the page on its way there.
@@ -50,31 +139,46 @@ impl<S: PageSink> RunWriter<S> {
     /// A writer of a run that covers the L0 ids from `first_l0` to `last_l0`.
     pub fn new(sink: S, options: &RunOptions, first_l0: L0Id, last_l0: L0Id) -> Result<RunWriter<S>> {
         options.validate()?;
-        // Three things are kept aside.
-        let memory = sink.memory() / 3;
+        // Three things are kept aside, one of them twice where there are slices.
+        let memory = sink.memory() / 4;
+        let compressed = options.compression != Compression::None;
         Ok(RunWriter {
             out: Out { sink, page: PageBuf::boxed() },
-            shape: RunShape { compressed: options.compression != Compression::None, ..RunShape::default() },
             l0: (first_l0, last_l0),
             packer: Packer::new(options.compression)?,
             last_key: Vec::new(),
             last_row: RowId(0),
             page_end: Vec::new(),
-            separators: Separators::default(),
+            whole: Part::new(compressed, options.directory.then_some(memory)),
             filter: FilterBuilder::new(options.filter_bits, memory),
             keys: options.key_pages.then(|| keys::Builder::new(memory)),
-            directory: options.directory.then(|| directory::Builder::new(memory)),
+            slice: None,
+            memory,
         })
+    }
+
+    /// From now on the rows can be taken out in slices. To be called before the first is added.
+    pub fn make_slices(&mut self) {
+        self.slice = Some(self.next_slice());
+    }
+
+    fn next_slice(&self) -> Part {
+        Part::new(self.whole.shape.compressed, self.whole.directory.as_ref().map(|_| self.memory))
     }
 
     /// Rows added so far.
     pub fn rows(&self) -> u64 {
-        self.shape.rows
+        self.whole.shape.rows
     }
 
-    /// Pages written so far.
+    /// Data pages written so far.
     pub fn pages(&self) -> u32 {
-        self.shape.data_pages
+        self.whole.shape.data_pages
+    }
+
+    /// What was written since the last slice.
+    pub fn of_slice(&self) -> Option<&RunShape> {
+        self.slice.as_ref().map(|slice| &slice.shape)
     }
 
     pub fn sink(&mut self) -> &mut S {
@@ -84,7 +188,10 @@ impl<S: PageSink> RunWriter<S> {
     /// Adds the next row version: by key ascending, within a key by row id descending.
     pub fn add(&mut self, row: &RowRef<'_>) -> Result<()> {
         check(row)?;
-        let order = if self.shape.rows == 0 { std::cmp::Ordering::Less } else { self.last_key.as_slice().cmp(row.key) };
+        let order = match self.whole.shape.rows {
+            0 => std::cmp::Ordering::Less,
+            _ => self.last_key.as_slice().cmp(row.key),
+        };
         let in_order = order.is_lt() || (order.is_eq() && row.head.row_id < self.last_row);
         if !in_order {
             // What comes from the pages of a log may have been changed there.
@@ -94,7 +201,10 @@ impl<S: PageSink> RunWriter<S> {
             self.new_key(row)?;
         }
         self.last_row = row.head.row_id;
-        self.count(row);
+        self.whole.count(row, order.is_lt());
+        if let Some(slice) = &mut self.slice {
+            slice.count(row, order.is_lt());
+        }
         self.packer.push(row);
         while self.packer.due() {
             if !self.write_page(false)? {
@@ -105,31 +215,13 @@ impl<S: PageSink> RunWriter<S> {
     }
 
     fn new_key(&mut self, row: &RowRef<'_>) -> Result<()> {
-        let tombstone = row.head.flags.is_tombstone();
-        self.shape.keys += 1;
-        if self.shape.rows == 0 {
-            self.shape.min_key = row.key.to_vec();
-        }
         self.filter.add(key_hash(row.key), &self.out.sink)?;
         if let Some(keys) = &mut self.keys {
-            keys.add(row.key, tombstone, &self.out.sink)?;
+            keys.add(row.key, row.head.flags.is_tombstone(), &self.out.sink)?;
         }
         self.last_key.clear();
         self.last_key.extend_from_slice(row.key);
         Ok(())
-    }
-
-    fn count(&mut self, row: &RowRef<'_>) {
-        let (shape, head) = (&mut self.shape, &row.head);
-        if shape.rows == 0 {
-            (shape.min_row, shape.max_row) = (RowId::MAX, RowId(0));
-            (shape.min_writer, shape.max_writer) = (Writer(u64::MAX), Writer(0));
-        }
-        shape.rows += 1;
-        shape.tombstones += u64::from(head.flags.is_tombstone());
-        shape.bytes += (row.key.len() + row.body.len()) as u64;
-        (shape.min_row, shape.max_row) = (shape.min_row.min(head.row_id), shape.max_row.max(head.row_id));
-        (shape.min_writer, shape.max_writer) = (shape.min_writer.min(head.writer), shape.max_writer.max(head.writer));
     }
 
     /// Writes one data page; false when the packer rather waits for more rows.
@@ -137,54 +229,51 @@ impl<S: PageSink> RunWriter<S> {
         let Some(Packed { contents, flags, first_key, last_key, rows }) = self.packer.page(last)? else {
             return Ok(false);
         };
-        if self.shape.data_pages == 0 {
-            self.separators.push([&[], &[]]);
-        } else if self.page_end == first_key {
-            self.separators.push([first_key, &[0]]);
-        } else {
-            self.separators.push([fence::separator(&self.page_end, first_key), &[]]);
+        for part in std::iter::once(&mut self.whole).chain(&mut self.slice) {
+            part.begin_page(&self.page_end, first_key);
         }
         self.page_end.clear();
         self.page_end.extend_from_slice(last_key);
         self.out.put(PageKind::Data, flags, contents)?;
-        if let Some(directory) = &mut self.directory {
-            for head in (0..rows).map_while(|i| self.packer.head(i)) {
-                directory.add(head.row_id, self.shape.data_pages, &self.out.sink)?;
-            }
+        for part in std::iter::once(&mut self.whole).chain(&mut self.slice) {
+            let ids = (0..rows).map_while(|i| self.packer.head(i)).map(|head| head.row_id);
+            part.end_page(ids, &self.out.sink)?;
         }
-        let Some(pages) = self.shape.data_pages.checked_add(1) else {
-            return Err(Error::NoSpace("a run has 2^32 pages at most".into()));
-        };
-        self.shape.data_pages = pages;
         self.packer.drop_front(rows);
         Ok(true)
     }
 
-    /// Writes what is left, and the other sections. A run without rows has no pages.
-    pub fn finish(mut self) -> Result<(RunShape, S)> {
+    fn write_rest(&mut self) -> Result<()> {
         while !self.packer.is_empty() {
             self.write_page(true)?;
         }
-        let RunWriter { mut out, mut shape, l0, last_key, separators, filter, keys, directory, .. } = self;
-        if shape.rows == 0 {
-            return Ok((shape, out.sink));
+        Ok(())
+    }
+
+    /// Ends a slice: all versions of its last key were added. What was written since the last one is a run by itself, once the
+    /// sink's pages are.
+    pub fn end_slice(&mut self) -> Result<RunShape> {
+        self.write_rest()?;
+        let next = self.next_slice();
+        let slice = self.slice.replace(next).ok_or_else(|| Error::structure("a run that is not made in slices"))?;
+        slice.finish(&mut self.out, self.l0, self.last_key.clone(), |_, _| Ok(()), None)
+    }
+
+    /// Writes what is left, and the other sections. A run without rows has no pages.
+    pub fn finish(mut self) -> Result<(RunShape, S)> {
+        self.write_rest()?;
+        let RunWriter { mut out, l0, last_key, whole, filter, keys, .. } = self;
+        if whole.shape.rows == 0 {
+            return Ok((whole.shape, out.sink));
         }
-        shape.max_key = last_key;
-        debug_assert_eq!(separators.children(), shape.data_pages as usize);
         // Where the keys are most of the data, the data pages serve as well.
-        if let Some(keys) = keys.filter(|keys| keys.pages() * 2 <= shape.data_pages as usize) {
-            keys.finish(|contents| section(&mut out, PageKind::Keys, contents, &mut shape.key_pages))?;
-        }
-        if let Some(directory) = directory {
-            directory
-                .finish(|contents| section(&mut out, PageKind::Directory, contents, &mut shape.directory_pages))?;
-        }
-        filter.finish(|contents| section(&mut out, PageKind::Filter, contents, &mut shape.filter_pages))?;
-        shape.fence_levels =
-            fence::build(separators, |contents| section(&mut out, PageKind::Fence, contents, &mut shape.fence_pages))?;
-        let footer = Footer { first_l0: l0.0, last_l0: l0.1, shape };
-        out.put(PageKind::Footer, 0, &footer.encode())?;
-        Ok((footer.shape, out.sink))
+        let keys = keys.filter(|keys| keys.pages() * 2 <= whole.shape.data_pages as usize);
+        let key_pages = |out: &mut Out<S>, shape: &mut RunShape| match keys {
+            Some(keys) => keys.finish(|contents| section(out, PageKind::Keys, contents, &mut shape.key_pages)),
+            None => Ok(()),
+        };
+        let shape = whole.finish(&mut out, l0, last_key, key_pages, Some(filter))?;
+        Ok((shape, out.sink))
     }
 }
 

@@ -17,7 +17,7 @@
 use crate::error::Result;
 use crate::host::Host;
 use crate::run::data::Layout;
-use crate::run::{Run, Spot};
+use crate::run::Spot;
 use crate::tree::read::Pages;
 use crate::tree::sources::{Entry, Source, Sources};
 use crate::tree::version::SuperVersion;
@@ -154,7 +154,7 @@ impl<H: Host> Sources<H> {
             if lane.has_ended() {
                 let Some(desc) = view.runs.get(*at) else { continue };
                 cursor.stand(lane.rows.saturating_sub(1))?;
-                cursor.next_key(&Run::new(&desc.shape, &desc.extents), &Pages(&tree.host))?;
+                cursor.next_key(&desc.run(), &Pages(&tree.host))?;
                 (lane.moved, lane.page) = (false, None);
                 entry.word = words.word(cursor.key());
             } else if lane.moved {
@@ -181,7 +181,7 @@ impl<H: Host> Sources<H> {
             let Some((index, layout, image, row)) = cursor.window() else { continue };
             let Some(desc) = view.runs.get(*at) else { continue };
             if lane.page != Some(index) {
-                cursor.touch_next(&Run::new(&desc.shape, &desc.extents), &Pages(&tree.host));
+                cursor.touch_next(&desc.run(), &Pages(&tree.host));
                 layout.check_rows(image)?;
                 (lane.page, lane.rows, lane.plain) = (Some(index), layout.rows(), layout.all_have(Flags::default()));
                 lane.words.clear();

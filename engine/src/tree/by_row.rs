@@ -13,7 +13,6 @@
 use crate::error::Result;
 use crate::host::{Host, Saw};
 use crate::mutation::{on, Mutation::RowTakenForAlone, Pause};
-use crate::run::Run;
 use crate::tree::read::{Pages, SCRATCH};
 use crate::tree::version::SuperVersion;
 use crate::tree::{Hint, Tree};
@@ -79,7 +78,7 @@ impl<H: Host> Tree<'_, H> {
                     continue;
                 }
                 self.host.saw(Saw::Run, 1);
-                if let Some(newest) = Run::new(&desc.shape, &desc.extents).by_row(&pages, row, scratch, out)? {
+                if let Some(newest) = desc.run().by_row(&pages, row, scratch, out)? {
                     return Ok(Some((at, newest)));
                 }
             }
@@ -100,7 +99,7 @@ impl<H: Host> Tree<'_, H> {
         let uncovered = view.runs.get(self.shared.first_unindexed(view));
         uncovered.is_none_or(|newest| entry.l0 > newest.last_l0)
             && entry.l0 <= view.flushed
-            && view.run_of(entry.l0) == Some(at)
+            && view.run_with(entry.l0, key) == Some(at)
     }
 
     /// Row versions that are held, tombstones apart: at least as many as there are rows.

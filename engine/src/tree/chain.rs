@@ -20,12 +20,12 @@ pub(super) struct Chain<'v> {
 
 impl<'v> Chain<'v> {
     pub fn begin(run: &'v RunDesc) -> Chain<'v> {
-        Chain { min: &run.shape.min_key, max: &run.shape.max_key }
+        Chain { min: run.min_key(), max: &run.shape.max_key }
     }
 
     /// Takes in the next older run, if all its keys are beside those that are there.
     pub fn take_in(&mut self, run: &'v RunDesc) -> bool {
-        let (min, max) = (run.shape.min_key.as_slice(), run.shape.max_key.as_slice());
+        let (min, max) = (run.min_key(), run.shape.max_key.as_slice());
         if max < self.min {
             self.min = min;
         } else if min > self.max {

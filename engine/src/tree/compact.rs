@@ -14,13 +14,14 @@ use crate::host::{Flip, Horizon, Host, Work};
 use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
-use crate::run::{Run, RunShape, RunWriter, Scratch};
+use crate::run::{RunShape, RunWriter, Scratch};
 use crate::tree::chain::Chain;
-use crate::tree::ledger::{limbo_of_runs, Building};
+use crate::tree::ledger::Building;
 use crate::tree::pick::{pick, Effort, Garbage, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
+use crate::tree::slices::Slices;
 use crate::tree::sources::Sources;
 use crate::tree::stale::Stale;
 use crate::tree::value_write::ValueWriter;
@@ -35,11 +36,14 @@ use std::sync::Arc;
 /// Rows between two questions to the host whether to go on.
 const ROWS_A_PIECE: u64 = if cfg!(test) { 8 } else { 4096 };
 
-/// What a merge decided.
-#[derive(Default)]
-struct Merged {
-    in_progress: bool,
-    superseded: Option<Writer>,
+/// A merge, and what it has decided.
+pub(super) struct Merge<'v> {
+    pub view: &'v SuperVersion,
+    pub job: &'v Job,
+    pub slices: Slices,
+    pub in_progress: bool,
+    pub superseded: Option<Writer>,
+    /// Since the last slice.
     changed: Vec<Changed>,
 }
 
@@ -54,7 +58,7 @@ struct Changed {
 }
 
 /// What the index entry of a key is to be.
-struct Correction {
+pub(super) struct Correction {
     key: Vec<u8>,
     now: Now,
 }
@@ -91,7 +95,9 @@ impl<H: Host> Tree<'_, H> {
     pub fn settle_one(&self) -> Result<bool> {
         let view = self.pin().of_runs();
         let oldest = self.host.horizon().oldest();
-        let Some(at) = view.runs.iter().position(|r| !r.settled && r.shape.max_writer < oldest) else {
+        let due = |at: &usize| !view.is_being_merged(*at);
+        let ended = |r: &RunDesc| !r.settled && r.shape.max_writer < oldest;
+        let Some(at) = (0..view.runs.len()).filter(due).find(|at| view.runs.get(*at).is_some_and(|r| ended(r))) else {
             return Ok(false);
         };
         if let Some(desc) = view.runs.get(at).filter(|_| !matches!(self.holds_aborted(&view, at), Ok(false))) {
@@ -118,7 +124,7 @@ impl<H: Host> Tree<'_, H> {
             next.runs.iter_mut().filter(|run| ids.contains(&run.id)).for_each(&change);
             Ok(())
         };
-        self.commit(edit, &[], &[], |_| Vec::new(), &Flip::default())?;
+        self.commit(edit, &[], &[], &Flip::default())?;
         self.shared.install(|current| {
             let mut parts = current.edit();
             for run in parts.runs.iter_mut().filter(|run| ids.contains(&run.id)) {
@@ -159,43 +165,43 @@ impl<H: Host> Tree<'_, H> {
     /// those of its beginning would fill the memory.
     pub(super) fn do_job(&self, view: &SuperVersion, job: &Job) -> Result<()> {
         let inputs = view.runs.get(job.runs.clone()).unwrap_or_default();
-        let (Some(newest_in), Some(oldest_in)) = (inputs.first(), inputs.last()) else {
-            return Err(Error::structure("a merge of no runs"));
-        };
-        let (first_l0, last_l0) = (oldest_in.first_l0, newest_in.last_l0);
+        let pages = self.shared.tail().1;
+        let slices = Slices::new(inputs, self.host.horizon().oldest(), pages)?;
+        let (first_l0, last_l0) = (slices.first_l0, slices.last_l0);
         let stale = on(I8OldSuperversionEdited).then(|| self.pin().edit());
-        let ids: Vec<RunId> = inputs.iter().map(|r| r.id).collect();
 
-        let mut merged = Merged::default();
-        let pages: u64 = inputs.iter().map(|r| r.pages()).sum();
-        let mut building = Building::new(self, pages, self.host.aside_memory())?;
+        let estimate = slices.each().map_or_else(|| inputs.iter().map(|r| r.pages()).sum(), u64::from);
+        let mut building = Building::new(self, estimate, self.host.aside_memory())?;
         let (moved_bytes, moved) = self.to_be_moved(inputs);
         let mut values = ValueWriter::new(self, moved_bytes, moved);
-        let shape = self.merge(view, job, &mut building, &mut values, &mut merged)?;
+        let mut merge = Merge { view, job, slices, in_progress: false, superseded: None, changed: Vec::new() };
+        let shape = self.merge(&mut merge, &mut building, &mut values)?;
         let (used, mut unused) = building.finish()?;
         let large = values.finish(&mut unused)?;
         let shape_rows = shape.rows;
         // What comes after the flip must not fail: the index entries to be are found, and memory is reserved, before.
-        let corrections = self.corrections(view, job.runs.end, merged.changed)?;
+        let corrections = self.corrections(&mut merge)?;
         self.shared.reserve_install()?;
         let old_manifest = on(I8OldManifestEdited).then(|| self.manifest());
         self.pause(Pause::MergeWritten);
         let mut result = None;
+        let slices = &merge.slices;
         self.commit(
             |next| {
                 if let Some(old) = old_manifest {
                     next.runs = old.runs;
                 }
-                let at = next.runs.iter().position(|r| r.id == oldest_in.id);
+                let at = next.runs.iter().position(|r| slices.has(r.id));
                 let at = at.ok_or_else(|| Error::structure("a run vanished while it was merged"))?;
-                next.runs.retain(|r| !ids.contains(&r.id));
-                let (id, level, settled) = (next.next_run, job.level, !merged.in_progress);
+                let oldest = next.runs.get(at).map_or(last_l0, |run| run.last_l0);
+                next.runs.retain(|r| !slices.has(r.id));
+                let (id, level, settled) = (next.next_run, job.level, !merge.in_progress);
                 next.next_run = RunId(id.0 + 1);
                 if shape.rows > 0 {
-                    let (extents, values) = (used, large.uses);
+                    let (extents, values) = (slices.extents(used), slices.uses(large.uses));
                     next.values.extend(large.extents);
-                    let last_l0 = if on(I1IntervalTooShort) { oldest_in.last_l0 } else { last_l0 };
-                    let run = RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled };
+                    let last_l0 = if on(I1IntervalTooShort) { oldest } else { last_l0 };
+                    let run = RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled, cut: None };
                     result = Some(run.clone());
                     next.runs.insert(at, run);
                 }
@@ -204,29 +210,28 @@ impl<H: Host> Tree<'_, H> {
             },
             &[building.taken(), values.taken()].concat(),
             &unused,
-            |now| limbo_of_runs(now, |id| ids.contains(&id)),
-            &Flip { superseded: merged.superseded, ..Flip::default() },
+            &Flip { superseded: merge.superseded, ..Flip::default() },
         )?;
         building.committed();
         values.committed();
         self.shared.counters.compactions.fetch_add(1, Relaxed);
-        let rows_in: u64 = inputs.iter().map(|run| run.shape.rows).sum();
+        let rows_in: u64 = inputs.iter().map(|run| run.rows()).sum();
         self.shared.counters.dropped(rows_in.saturating_sub(shape_rows));
         self.shared.counters.compacted_pages.fetch_add(building.written, Relaxed);
         self.pause(Pause::MergeCommitted);
         self.correct_index(view, &corrections, first_l0, last_l0);
         self.pause(Pause::MergeIndexed);
-        let installed = self.install_merged(&ids, result, stale)?;
+        let installed = self.install_merged(slices, result, stale)?;
         self.shared.gone_before.fetch_min(installed, SeqCst);
         Ok(())
     }
 
-    fn install_merged(&self, ids: &[RunId], result: Option<RunDesc>, stale: Option<Edit>) -> Result<u64> {
+    fn install_merged(&self, slices: &Slices, result: Option<RunDesc>, stale: Option<Edit>) -> Result<u64> {
         self.shared.install(|current| {
             let mut parts = stale.unwrap_or_else(|| current.edit());
-            let at = parts.runs.iter().position(|r| ids.contains(&r.id));
+            let at = parts.runs.iter().position(|r| slices.has(r.id));
             let at = at.ok_or_else(|| Error::structure("a merged run is in no superversion"))?;
-            parts.runs.retain(|r| !ids.contains(&r.id));
+            parts.runs.retain(|r| !slices.has(r.id));
             if let Some(run) = result {
                 let at = if on(I1MergedRunIsNewest) { 0 } else { at };
                 parts.runs.insert(at, Arc::new(scope::with(|| run.clone())));
@@ -237,17 +242,18 @@ impl<H: Host> Tree<'_, H> {
 
     fn merge(
         &self,
-        view: &SuperVersion,
-        job: &Job,
+        merge: &mut Merge<'_>,
         building: &mut Building<'_, '_, H>,
         values: &mut ValueWriter<'_, '_, H>,
-        merged: &mut Merged,
     ) -> Result<RunShape> {
         let mut horizon = self.host.horizon();
-        let ends = view.runs.get(job.runs.clone()).and_then(|r| Some((r.last()?.first_l0, r.first()?.last_l0)));
-        let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
+        let (view, job) = (merge.view, merge.job);
+        let (first_l0, last_l0) = (merge.slices.first_l0, merge.slices.last_l0);
         let options = self.shared.options.run().at_level(job.level, H::FILTER_STEP);
         let mut writer = RunWriter::new(&mut *building, &options, first_l0, last_l0)?;
+        if merge.slices.each().is_some() {
+            writer.make_slices();
+        }
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();
@@ -258,16 +264,19 @@ impl<H: Host> Tree<'_, H> {
         while let Some(next) = sources.key(view) {
             key.clear();
             key.extend_from_slice(next);
+            if merge.slices.is_due(&writer) {
+                self.end_slice(merge, &mut writer, values, sources.left(view))?;
+            }
             sources.open_top(self, view)?;
             retention.next_key();
             let stale_since = stale.since(&key);
             let (mut kept, mut may_be_older, mut dropped_newest) = (None, true, false);
             while let Some((head, settled)) = sources.with_head(view, |head, hint| (*head, hint.get())) {
                 let fate = fate_of(&mut horizon, &head, settled);
-                merged.in_progress |= fate == Fate::InProgress;
-                let keep = match retention.decide(&head, fate, &mut merged.superseded) {
+                merge.in_progress |= fate == Fate::InProgress;
+                let keep = match retention.decide(&head, fate, &mut merge.superseded) {
                     Keep::Yes if stale_since.is_some() && !head.flags.is_tombstone() => {
-                        merged.superseded = merged.superseded.max(stale_since);
+                        merge.superseded = merge.superseded.max(stale_since);
                         self.shared.counters.stale_dropped.fetch_add(1, Relaxed);
                         false
                     }
@@ -297,7 +306,7 @@ impl<H: Host> Tree<'_, H> {
             }
             // A stale key's entry names a run outside of the merge, and is right.
             if dropped_newest && stale_since.is_none() && self.names(&key, first_l0, last_l0).is_some() {
-                merged.changed.push(Changed { key: key.clone(), kept, may_be_older });
+                merge.changed.push(Changed { key: key.clone(), kept, may_be_older });
             }
         }
         Ok(writer.finish()?.0)
@@ -305,7 +314,8 @@ impl<H: Host> Tree<'_, H> {
 
     /// What the index is to say of the keys that the merge changed: for those of which nothing was kept, the newest
     /// older run that holds the key.
-    fn corrections(&self, view: &SuperVersion, older: usize, changed: Vec<Changed>) -> Result<Vec<Correction>> {
+    pub(super) fn corrections(&self, merge: &mut Merge<'_>) -> Result<Vec<Correction>> {
+        let (view, older) = (merge.view, merge.job.runs.end);
         let correction = |Changed { key, kept, may_be_older }| {
             let now = match kept {
                 Some(tombstone) => Now::Kept { tombstone },
@@ -314,7 +324,7 @@ impl<H: Host> Tree<'_, H> {
             };
             Ok(Correction { key, now })
         };
-        changed.into_iter().map(correction).collect()
+        std::mem::take(&mut merge.changed).into_iter().map(correction).collect()
     }
 
     /// The index entry of a key, if it names one of these L0 ids.
@@ -323,7 +333,7 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Corrects the index entries, where they still name a run of the merge.
-    fn correct_index(&self, view: &SuperVersion, corrections: &[Correction], first: L0Id, last: L0Id) {
+    pub(super) fn correct_index(&self, view: &SuperVersion, corrections: &[Correction], first: L0Id, last: L0Id) {
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         if corrections.iter().any(|correction| matches!(correction.now, Now::Gone)) {
             // Until the merged run is installed.
@@ -357,13 +367,13 @@ impl<H: Host> Tree<'_, H> {
         let (pages, hash) = (Pages(&self.host), key_hash(key));
         let mut scratch = Scratch::default();
         for desc in view.runs.iter().skip(from) {
-            let run = Run::new(&desc.shape, &desc.extents);
-            if !run.may_contain(&pages, hash)? {
+            let run = desc.run();
+            if !desc.spans(key) || !run.may_contain(&pages, hash)? {
                 continue;
             }
             let mut newest = None;
             run.get(&pages, key, &mut scratch, |row| {
-                newest = Some(IndexEntry { l0: desc.last_l0, tombstone: row.head.flags.is_tombstone() });
+                newest = Some(IndexEntry { l0: desc.l0(), tombstone: row.head.flags.is_tombstone() });
                 Verdict::Take
             })?;
             if newest.is_some() {
@@ -402,7 +412,7 @@ impl<H: Host> Shared<H> {
     /// How much garbage there is: a complete index knows how many keys there are, and all versions but one of each are
     /// garbage. `None`: nobody knows.
     fn garbage(&self, view: &SuperVersion) -> Option<Garbage> {
-        let rows: u64 = view.runs.iter().map(|run| run.shape.rows).sum();
+        let rows: u64 = view.runs.iter().map(|run| run.rows()).sum();
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
             let live = self.index.rows();
             return Some(Garbage { dead: rows.saturating_sub(live), live });
@@ -433,16 +443,17 @@ fn infos(view: &SuperVersion, oldest: Writer) -> Vec<RunInfo> {
         if !chained {
             newer = plain.then(|| (run.level, Chain::begin(run)));
         }
-        let flushes = run.last_l0.0 - run.first_l0.0 + 1;
+        let flushes = (run.last_l0.0 + 1 - run.first_l0.0).max(1);
         RunInfo {
             level: run.level,
             bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
-            rows: run.shape.rows,
+            rows: run.rows(),
             tombstones: if run.shape.max_writer < oldest { run.shape.tombstones } else { 0 },
             flushes,
             age: (view.flushed.0 - run.last_l0.0.min(view.flushed.0)) / flushes,
             finished: run.settled || run.shape.max_writer < oldest,
             chained,
+            cut: run.cut.is_some(),
         }
     });
     infos.collect()

@@ -12,8 +12,8 @@ use crate::host::{Flip, Horizon, Host, Work};
 use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
-use crate::run::{Run, RunShape, RunWriter};
-use crate::tree::ledger::{limbo_of_log, Building};
+use crate::run::{RunShape, RunWriter};
+use crate::tree::ledger::Building;
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::value_write::ValueWriter;
@@ -73,7 +73,8 @@ impl<H: Host> Tree<'_, H> {
                     next.next_run = RunId(id.0 + 1);
                     let (last_l0, values) = (generation, large.uses);
                     next.values.extend(large.extents);
-                    let run = RunDesc { id, level: 0, first_l0, last_l0, extents: used, values, shape, settled };
+                    let run =
+                        RunDesc { id, level: 0, first_l0, last_l0, extents: used, values, shape, settled, cut: None };
                     new_run = Some(run.clone());
                     if !on(I19RunInMemoryOnly) {
                         next.runs.push(run);
@@ -84,7 +85,6 @@ impl<H: Host> Tree<'_, H> {
             },
             &[building.taken(), values.taken()].concat(),
             &unused,
-            |now| limbo_of_log(now, generation),
             &Flip { superseded: kept.superseded, ..Flip::default() },
         )?;
         self.shared.counters.flushed_pages.fetch_add(building.written, Relaxed);
@@ -200,11 +200,11 @@ impl<H: Host> Tree<'_, H> {
             return Ok(false);
         }
         for desc in view.runs.iter().skip(from) {
-            if key < desc.shape.min_key.as_slice() || key > desc.shape.max_key.as_slice() {
+            if !desc.spans(key) {
                 continue;
             }
             let hash = *hash.get_or_insert_with(|| key_hash(key));
-            if Run::new(&desc.shape, &desc.extents).may_contain(&Pages(&self.host), hash)? {
+            if desc.run().may_contain(&Pages(&self.host), hash)? {
                 return Ok(true);
             }
         }

@@ -19,13 +19,13 @@ use crate::manifest::{LogExtent, Manifest};
 use crate::mutation::{on, Mutation::BarrenNotForgotten};
 use crate::page::PageBuf;
 use crate::row::decode_record;
-use crate::tree::ledger::{limbo_of_log, limbo_of_runs};
+use crate::tree::given_up::{given_up, without};
 use crate::tree::load::{memtable_of_log, read_manifest, FIRST_PAGE};
 use crate::tree::shared::{Limbo, Owner, Shared};
 use crate::tree::value_space::limbo_of_values;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::Tree;
-use crate::types::{Extent, L0Id, LogAddr, PageNo, RowId, Writer};
+use crate::types::{Extent, L0Id, LogAddr, RowId, Writer};
 use loosekv_shm::{scope, RawLatch};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -65,11 +65,8 @@ impl<H: Host> Tree<'_, H> {
 
         let mut ledger = self.shared.ledger.lock();
         let old = &ledger.manifest;
-        let kept = |id| manifest.runs.iter().any(|run| run.id == id);
         let more_is_in_runs = flushed > old.flushed;
-        let mut waiting = limbo_of_runs(old, |id| !kept(id));
-        waiting.extend(limbo_of_moves(old, &manifest));
-        waiting.extend(limbo_of_log(old, flushed));
+        let mut waiting = given_up(old, &manifest);
         waiting.extend(limbo_of_values(old, &manifest));
         self.shared.install(|current| {
             let mut parts = current.edit();
@@ -164,7 +161,7 @@ impl<H: Host> Tree<'_, H> {
         let waiting = std::mem::take(&mut ledger.limbo);
         scope::with(|| {
             for Limbo { extent, owner } in waiting {
-                for extent in without(extent, &taken) {
+                for extent in without(extent, taken.iter()) {
                     taken.push(extent);
                     ledger.limbo.push(Limbo { extent, owner });
                 }
@@ -191,7 +188,7 @@ impl<H: Host> Shared<H> {
     pub fn holders(&self, reused: &[Extent], flushed: L0Id) -> Vec<Holder> {
         let ledger = self.ledger.lock();
         let overlaps = |extent: &Extent| reused.iter().any(|new| new.seq != extent.seq && overlap(new, extent));
-        let runs = ledger.manifest.runs.iter().flat_map(|r| r.extents.iter().map(|e| (*e, Owner::Run(r.id))));
+        let runs = ledger.manifest.runs.iter().flat_map(|r| r.extents.iter().map(|e| (*e, Owner::Run(*e))));
         let logs = ledger.manifest.log_extents.iter().map(|log| (log.extent, Owner::Log(log.generation)));
         let values = ledger.manifest.values.iter().map(|extent| (*extent, Owner::Values(extent.seq, flushed)));
         let limbo = ledger.limbo.iter().map(|waiting| (waiting.extent, waiting.owner));
@@ -220,37 +217,6 @@ impl<H: Host> Shared<H> {
     }
 }
 
-/// What runs have moved away from.
-fn limbo_of_moves(old: &Manifest, new: &Manifest) -> Vec<Limbo> {
-    let mut waiting = Vec::new();
-    for run in &new.runs {
-        let Some(before) = old.runs.iter().find(|before| before.id == run.id) else { continue };
-        if before.extents == run.extents {
-            continue;
-        }
-        for extent in before.extents.iter().flat_map(|extent| without(*extent, &run.extents)) {
-            waiting.push(Limbo { extent, owner: Owner::Moved(run.id, extent.start) });
-        }
-    }
-    waiting
-}
-
-/// The pieces of an extent that are in none of the others.
-fn without(extent: Extent, others: &[Extent]) -> Vec<Extent> {
-    let mut pieces = vec![extent];
-    for other in others {
-        pieces = pieces.into_iter().flat_map(|piece| cut(piece, other)).collect();
-    }
-    pieces
-}
-
-fn cut(piece: Extent, other: &Extent) -> impl Iterator<Item = Extent> {
-    let between = |from: PageNo, to: PageNo| Extent { start: from, pages: to.0.saturating_sub(from.0), ..piece };
-    let before = between(piece.start, piece.end().min(other.start));
-    let after = between(piece.start.max(other.end()), piece.end());
-    [before, after].into_iter().filter(|piece| piece.pages > 0)
-}
-
 fn overlap(a: &Extent, b: &Extent) -> bool {
     a.start < b.end() && b.start < a.end()
 }
@@ -265,24 +231,4 @@ fn shared_run(current: &SuperVersion, run: &crate::manifest::RunDesc) -> Arc<cra
 fn newest_first(tables: &mut Vec<Arc<Generation>>) -> Option<Arc<Generation>> {
     tables.sort_unstable_by_key(|m| std::cmp::Reverse(m.table.generation()));
     (!tables.is_empty()).then(|| tables.remove(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::ExtentSeq;
-
-    fn extent(start: u32, pages: u32) -> Extent {
-        Extent { start: PageNo(start), pages, seq: ExtentSeq(1) }
-    }
-
-    #[test]
-    fn what_others_own_is_cut_out() {
-        let whole = extent(10, 10);
-        assert_eq!(without(whole, &[]), [whole]);
-        assert_eq!(without(whole, &[extent(0, 10), extent(20, 5)]), [whole]);
-        assert_eq!(without(whole, &[extent(12, 3), extent(18, 9)]), [extent(10, 2), extent(15, 3)]);
-        assert_eq!(without(whole, &[extent(5, 20)]), []);
-        assert_eq!(without(whole, &[extent(5, 6), extent(19, 1)]), [extent(11, 8)]);
-    }
 }

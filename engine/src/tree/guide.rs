@@ -16,7 +16,7 @@ use crate::host::{Host, Saw};
 use crate::key_index::KeyChunk;
 use crate::key_text::hex;
 use crate::mutation::{on, Mutation::*, Pause};
-use crate::run::{Run, RunCursor};
+use crate::run::RunCursor;
 use crate::tree::reach;
 use crate::tree::read::Pages;
 use crate::tree::scan::Standing;
@@ -94,10 +94,10 @@ impl<H: Host> Guide<H> {
         let whole = view.runs.iter().map(|desc| desc.shape.rows).sum();
         for at in 0..self.chunk.len().min(reach::keys(self.table) as usize) {
             let Some((key, entry)) = self.chunk.get(at) else { break };
-            let Some(run) = view.run_of(entry.l0).filter(|_| entry.l0 <= view.flushed) else { continue };
+            let Some(run) = view.run_with(entry.l0, key).filter(|_| entry.l0 <= view.flushed) else { continue };
             if let (Some(desc), Some(none @ None)) = (view.runs.get(run), self.cursors.get_mut(run)) {
                 let more = reach::pages(self.table, desc.shape.rows, whole);
-                let run = Run::new(&desc.shape, &desc.extents);
+                let run = desc.run();
                 tree.host.saw(Saw::Run, 1);
                 none.insert(Box::default()).approach(&run, &Pages(&tree.host), key, backward, more)?;
             }
@@ -186,7 +186,7 @@ impl<H: Host> Guide<H> {
         let Some((_, entry)) = self.chunk.get(self.at) else { return Ok(Standing::Nowhere) };
         let mut looked_into = 0;
         if entry.l0 <= view.flushed {
-            let at = view.run_of(entry.l0).ok_or_else(|| Error::structure("the key index names no run"))?;
+            let at = view.run_with(entry.l0, key).ok_or_else(|| Error::structure("the key index names no run"))?;
             if self.look_into(tree, view, at, key, choose)? {
                 return Ok(Standing::Run(at));
             }
@@ -216,7 +216,7 @@ impl<H: Host> Guide<H> {
             tree.host.saw(Saw::Run, 1);
             Box::default()
         });
-        let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
+        let (run, pages) = (desc.run(), Pages(&tree.host));
         cursor.seek_near(&run, &pages, key, self.direction == Direction::Forward)?;
         if !cursor.valid() || cursor.key() != key {
             if !tree.shared.is_exact(view) {

@@ -12,7 +12,7 @@ use crate::host::{Budget, Horizon, Host, Work};
 use crate::key_index::{IndexEntry, SweepCursor};
 use crate::manifest::RunDesc;
 use crate::mutation::{on, Mutation::*, Pause};
-use crate::run::{Run, Scratch};
+use crate::run::Scratch;
 use crate::tree::read::Pages;
 use crate::tree::shared::Shared;
 use crate::tree::version::SuperVersion;
@@ -53,29 +53,13 @@ impl<H: Host> Tree<'_, H> {
         let Some(desc) = view.runs.get(at) else { return Ok(false) };
         let room = room_in(budget);
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
-        let run = Run::new(&desc.shape, &desc.extents);
-        let pages = Pages(&self.host);
-        let (mut scratch, mut keys) = (Scratch::default(), PageKeys::default());
-        let pieces = if desc.shape.key_pages > 0 { desc.shape.key_pages } else { desc.shape.data_pages };
-        let total = u64::from(pieces);
-        self.host.at_work(Work::Index, 0, total);
-        let mut next = Some(0);
-        while let Some(page) = next {
-            self.pause(Pause::Rebuilding);
-            keys.clear();
-            next = run.for_each_key(&pages, page, &mut scratch, |key, tombstone| {
-                if let Some(seen) = on(I3RebuildReplaces).then(|| self.shared.index.get(key)).flatten() {
-                    self.shared.index.replace_if(key, seen, IndexEntry { l0: desc.last_l0, tombstone });
-                }
-                keys.push(key, tombstone);
-                Ok(())
-            })?;
-            if self.shared.index.raise_first(&keys.entries(desc.last_l0), budget).is_err() {
+        // Slices have no L0 ids of their own: they come with the run before them.
+        let slices = view.runs.iter().skip(at + 1).take_while(|run| run.is_slice());
+        for run in std::iter::once(desc).chain(slices) {
+            if !self.index_run(run, budget)? {
                 self.shared.misfit.set(desc.last_l0, room);
                 return Ok(false);
             }
-            self.host.merging(self)?;
-            self.host.at_work(Work::Index, u64::from(page) + 1, total);
         }
         self.shared.index.fill_filter(budget);
         let (from, mut claimed) = (desc.first_l0, true);
@@ -91,6 +75,34 @@ impl<H: Host> Tree<'_, H> {
         Ok(claimed)
     }
 
+    /// Puts the keys of a run into the index, unless they are there. False: they have no room.
+    fn index_run(&self, desc: &RunDesc, budget: &Budget) -> Result<bool> {
+        let run = desc.run();
+        let (pages, l0) = (Pages(&self.host), desc.l0());
+        let (mut scratch, mut keys) = (Scratch::default(), PageKeys::default());
+        let pieces = if desc.shape.key_pages > 0 { desc.shape.key_pages } else { desc.shape.data_pages };
+        let total = u64::from(pieces);
+        self.host.at_work(Work::Index, 0, total);
+        let mut next = Some(0);
+        while let Some(page) = next {
+            self.pause(Pause::Rebuilding);
+            keys.clear();
+            next = run.for_each_key(&pages, page, &mut scratch, |key, tombstone| {
+                if let Some(seen) = on(I3RebuildReplaces).then(|| self.shared.index.get(key)).flatten() {
+                    self.shared.index.replace_if(key, seen, IndexEntry { l0, tombstone });
+                }
+                keys.push(key, tombstone);
+                Ok(())
+            })?;
+            if self.shared.index.raise_first(&keys.entries(l0), budget).is_err() {
+                return Ok(false);
+            }
+            self.host.merging(self)?;
+            self.host.at_work(Work::Index, u64::from(page) + 1, total);
+        }
+        Ok(true)
+    }
+
     /// Makes room in the index: what it still names of runs that it does not cover goes first, then the oldest runs that
     /// it covers. `None`: not even the run being flushed can be covered.
     pub(super) fn evict_oldest(&self, floor: L0Id, flushing: L0Id) -> Result<Option<L0Id>> {
@@ -103,7 +115,7 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin();
         // With random keys each run has some in every leaf: those of several runs are cheaper to take out together.
         let (mut gone, mut keys, enough) = (None, 0, self.shared.index.rows() / EVICTED_PART);
-        for run in view.runs.iter().rev().filter(|r| r.first_l0 >= floor && r.last_l0 < flushing) {
+        for run in view.runs.iter().rev().filter(|r| r.first_l0 >= floor && r.last_l0 < flushing && !r.is_slice()) {
             gone = Some(run.last_l0);
             keys += run.shape.keys;
             if keys >= enough {
@@ -161,10 +173,11 @@ impl<H: Host> Tree<'_, H> {
         // Found out before: the sweep asks under an epoch pin, where nothing may wait.
         let seen = self.shared.seen_by_all(&view);
         let purgeable = |l0: L0Id| {
-            let run = view.run_of(l0).and_then(|at| view.runs.get(at));
-            run.is_some_and(|run| is_finished(run, oldest) || on(I5PurgeBeforeSeen)) && l0 <= seen
+            let finished = |run: &RunDesc| is_finished(run, oldest) || on(I5PurgeBeforeSeen);
+            l0 <= seen && view.runs_of(l0).is_some_and(|mut runs| runs.all(finished))
         };
-        let newest = view.runs.iter().find(|r| purgeable(r.last_l0)).map_or(L0Id(0), |r| r.last_l0);
+        let ends = view.runs.iter().map(|run| run.l0().min(seen));
+        let newest = ends.filter(|l0| purgeable(*l0)).max().unwrap_or_default();
         self.shared.purged.fetch_max(newest.0, SeqCst);
         Some(self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index))
     }
@@ -180,8 +193,8 @@ impl<H: Host> Shared<H> {
     /// visible to all.
     pub fn sweep_due(&self, view: &SuperVersion, oldest: Writer) -> bool {
         let purged = self.purged.load(Relaxed);
-        let finds = |run: &&RunDesc| run.last_l0.0 > purged && run.shape.tombstones > 0 && is_finished(run, oldest);
-        let first = view.runs.iter().map(|run| &**run).filter(finds).map(|run| run.last_l0).min();
+        let finds = |run: &&RunDesc| run.l0().0 > purged && run.shape.tombstones > 0 && is_finished(run, oldest);
+        let first = view.runs.iter().map(|run| &**run).filter(finds).map(|run| run.l0()).min();
         let complete = view.first_unindexed(view.indexed_from) == view.runs.len();
         complete && first.is_some_and(|l0| l0 <= self.seen_by_all(view))
     }

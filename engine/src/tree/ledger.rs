@@ -9,9 +9,10 @@ use crate::host::{Flip, Host, SideFile};
 use crate::manifest::{BodyRef, LogExtent, Manifest};
 use crate::mutation::{on, Mutation::*};
 use crate::page::{PageBuf, PageKind, CAPACITY};
-use crate::tree::shared::{Ledger, Limbo, Owner, Shared};
+use crate::tree::given_up::given_up;
+use crate::tree::shared::{Ledger, Shared};
 use crate::tree::Tree;
-use crate::types::{Extent, ExtentSeq, L0Id, RunId, Writer};
+use crate::types::{Extent, ExtentSeq, L0Id, Writer};
 use loosekv_shm::scope;
 
 /// Smallest free piece that is used for part of a larger allocation.
@@ -83,18 +84,16 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Changes the runs: writes the edited manifest's body aside, then flips to it. `built` is no longer pending, of it
-    /// `unused` is free again; `given_up` waits in limbo.
+    /// `unused` is free again; what no run has any more, and no log, waits in limbo.
     pub(super) fn commit(
         &self,
         edit: impl FnOnce(&mut Manifest) -> Result<()>,
         built: &[Extent],
         unused: &[Extent],
-        given_up: impl FnOnce(&Manifest) -> Vec<Limbo>,
         flip: &Flip,
     ) -> Result<()> {
         let mut ledger = self.shared.ledger.lock();
-        let waiting = given_up(&ledger.manifest);
-        self.flip_body(&mut ledger, edit, built, unused, waiting, flip)
+        self.flip_body(&mut ledger, edit, built, unused, flip)
     }
 
     /// As [`Tree::commit`], with the ledger's latch held.
@@ -104,11 +103,11 @@ impl<H: Host> Tree<'_, H> {
         edit: impl FnOnce(&mut Manifest) -> Result<()>,
         built: &[Extent],
         unused: &[Extent],
-        mut waiting: Vec<Limbo>,
         flip: &Flip,
     ) -> Result<()> {
         let mut next = ledger.manifest.clone();
         edit(&mut next)?;
+        let mut waiting = given_up(&ledger.manifest, &next);
         waiting.extend(self.give_up_values(ledger, &mut next));
         next.pending.retain(|p| !built.iter().any(|b| b.seq == p.seq));
         // The copies that the ledger and the next superversion are to keep must not fail after the flip.
@@ -283,17 +282,6 @@ impl<H: Host> Tree<'_, H> {
     }
 }
 
-/// What a change of the runs gives up: the extents of these runs, or the log of generations up to one.
-pub(super) fn limbo_of_runs(manifest: &Manifest, gone: impl Fn(RunId) -> bool) -> Vec<Limbo> {
-    let runs = manifest.runs.iter().filter(|r| gone(r.id));
-    runs.flat_map(|r| r.extents.iter().map(|e| Limbo { extent: *e, owner: Owner::Run(r.id) })).collect()
-}
-
-pub(super) fn limbo_of_log(manifest: &Manifest, upto: L0Id) -> Vec<Limbo> {
-    let logs = manifest.log_extents.iter().filter(|l| l.generation <= upto);
-    logs.map(|l| Limbo { extent: l.extent, owner: Owner::Log(l.generation) }).collect()
-}
-
 /// Pages being built for a run: taken from the free space piece by piece, given back when the construction is dropped
 /// before it was committed.
 pub(super) struct Building<'t, 'a, H: Host> {
@@ -304,7 +292,6 @@ pub(super) struct Building<'t, 'a, H: Host> {
     used: u32,
     batch: Vec<PageBuf>,
     pub written: u64,
-    committed: bool,
     /// How much memory the writer may take for what it keeps aside.
     memory: usize,
 }
@@ -314,12 +301,15 @@ const BATCH: usize = 32;
 /// Most pages taken at once.
 const MOST_TAKEN: u32 = 4096;
 
+fn first_taken(estimate: u64) -> u32 {
+    u32::try_from(estimate).unwrap_or(u32::MAX).clamp(8, MOST_TAKEN)
+}
+
 impl<'t, 'a, H: Host> Building<'t, 'a, H> {
     pub fn new(tree: &'t Tree<'a, H>, estimate: u64, memory: usize) -> Result<Self> {
-        let pages = u32::try_from(estimate).unwrap_or(u32::MAX).clamp(8, MOST_TAKEN);
-        let taken = tree.take_extents(pages)?;
+        let taken = tree.take_extents(first_taken(estimate))?;
         let batch = Vec::with_capacity(BATCH);
-        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, committed: false, memory })
+        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, memory })
     }
 
     fn extent(&self) -> Result<Extent> {
@@ -351,7 +341,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
         Ok(())
     }
 
-    /// Writes what is left and tells the extents that were used and those pieces that were not.
+    /// Writes what is left and tells the extents that were used since the last commit, and those pieces that were not.
     pub fn finish(&mut self) -> Result<(Vec<Extent>, Vec<Extent>)> {
         self.flush_batch()?;
         let (mut used, mut unused) = (Vec::new(), Vec::new());
@@ -379,18 +369,23 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
 
     /// The manifest names it now.
     pub fn committed(&mut self) {
-        self.committed = true;
+        (self.filling, self.used) = (0, 0);
+        self.taken.clear();
+    }
+
+    /// After a piece was committed: takes extents for the next.
+    pub fn go_on(&mut self, estimate: u64) -> Result<()> {
+        self.taken = self.tree.take_extents(first_taken(estimate))?;
+        Ok(())
     }
 }
 
 impl<H: Host> Drop for Building<'_, '_, H> {
     fn drop(&mut self) {
-        if !self.committed {
-            if on(AbandonedLeaks) {
-                return;
-            }
-            self.tree.give_extents(&self.taken);
+        if on(AbandonedLeaks) {
+            return;
         }
+        self.tree.give_extents(&self.taken);
     }
 }
 

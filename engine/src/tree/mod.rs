@@ -29,6 +29,7 @@ mod check;
 mod compact;
 mod flush;
 mod follow;
+mod given_up;
 mod guide;
 mod indexing;
 #[cfg(test)]
@@ -46,6 +47,7 @@ mod retention;
 mod scan;
 mod shared;
 mod sink;
+mod slices;
 mod sources;
 mod stale;
 mod value_log;

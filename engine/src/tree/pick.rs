@@ -8,6 +8,8 @@
 //! runs that a merge would make one as that merge takes. What becomes of them, and of a merge of all, goes to the level where
 //! runs of so many flushes belong: on a lower one it would soon be written again, with far fewer new rows.
 //!
+//! A merge that was begun, and cut short by a crash or an error, goes before all.
+//!
 //! Runs of a level whose keys follow each other are a *chain*: rows that came in the order of their keys. A scan reads the runs of a
 //! chain one after the other, a merge would write the same rows in the same order. So a chain counts as one run, until it is very
 //! long; and where a chain is all there is in the first level it moves to the next as it is.
@@ -30,6 +32,8 @@ pub struct RunInfo {
     pub finished: bool,
     /// It is of one chain with the next newer run.
     pub chained: bool,
+    /// It was cut: the next older run has to do with the same merge, which was begun.
+    pub cut: bool,
 }
 
 /// Row versions that a merge of everything would drop, as far as is known, and the others.
@@ -91,6 +95,9 @@ pub fn pick(
     effort: Effort,
     tidying: Tidying,
 ) -> Option<Pick> {
+    if let Some(job) = begun(runs) {
+        return Some(Pick::Merge(job));
+    }
     if effort != Effort::All {
         if let Some(job) = chain_to_move(runs, options.fan_in as usize) {
             return Some(Pick::Move(job));
@@ -104,6 +111,14 @@ pub fn pick(
             .or_else(|| tidy(runs, options, effort, tidying)),
     };
     keep_apart(runs, job?).map(Pick::Merge)
+}
+
+/// A merge that was begun and has not ended: its runs and slices, of which the last is whole.
+fn begun(runs: &[RunInfo]) -> Option<Job> {
+    let first = runs.iter().position(|run| run.cut)?;
+    let end = first + runs.iter().skip(first).take_while(|run| run.cut).count();
+    let level = runs.get(end)?.level;
+    Some(Job { runs: first..end + 1, level })
 }
 
 /// A chain has so many times more runs than a level has, at most.
@@ -247,7 +262,17 @@ mod tests {
     use super::*;
 
     fn run(level: u8, bytes: u64) -> RunInfo {
-        RunInfo { level, bytes, rows: bytes, tombstones: 0, flushes: 1, age: 0, finished: true, chained: false }
+        RunInfo {
+            level,
+            bytes,
+            rows: bytes,
+            tombstones: 0,
+            flushes: 1,
+            age: 0,
+            finished: true,
+            chained: false,
+            cut: false,
+        }
     }
 
     fn merge(runs: Range<usize>, level: u8) -> Option<Pick> {
@@ -271,6 +296,16 @@ mod tests {
         runs.push(run(1, 100));
         assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..4, 1));
         assert_eq!(pick(&runs[1..], None, &options(), Effort::AtRest), None);
+    }
+
+    #[test]
+    fn a_merge_that_was_begun_comes_first() {
+        let cut = |level| RunInfo { cut: true, ..run(level, 1) };
+        let mut runs = vec![run(0, 1); 4];
+        runs.extend([cut(1), cut(1), cut(2), run(2, 1), run(2, 500)]);
+        for effort in [Effort::Writing, Effort::All] {
+            assert_eq!(pick(&runs, None, &options(), effort), merge(4..8, 2));
+        }
     }
 
     #[test]

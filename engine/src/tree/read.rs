@@ -17,7 +17,7 @@ use crate::manifest::RunDesc;
 use crate::memtable::NodeRef;
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::row::decode_record;
-use crate::run::{PageSource, Run, Scratch};
+use crate::run::{PageSource, Scratch};
 use crate::tree::version::{Generation, Pinned, SuperVersion};
 use crate::tree::{Found, Hint, Observed, Tree};
 use crate::types::{Head, L0Id, PageNo, RowBuf, RowId, Verdict, Writer};
@@ -156,7 +156,7 @@ impl<H: Host> Tree<'_, H> {
         self.pause(Pause::MemtablesRead);
         let entry = read_first.unwrap_or_else(|| self.shared.index.get(key));
         self.pause(Pause::IndexRead);
-        let start = self.start_of(view, entry)?;
+        let start = self.start_of(view, key, entry)?;
         if let (Some(leave), None, Some(run)) = (leave, newest, self.run_with_row(view, entry, &start)) {
             if on(UnreadNotSeenByAll) || leave(run.shape.max_writer) {
                 return Ok(Found::new(false, view, Some(Observed::UNREAD)));
@@ -209,13 +209,16 @@ impl<H: Host> Tree<'_, H> {
         let mut hash = None;
         let touch = |runs: Range<usize>, hash| {
             for desc in view.runs.get(runs).unwrap_or_default() {
-                Run::new(&desc.shape, &desc.extents).touch_filter(&pages, hash);
+                desc.run().touch_filter(&pages, hash);
             }
         };
         SCRATCH.with_borrow_mut(|scratch| {
             for (at, desc) in view.runs.iter().enumerate().skip(start.at) {
                 let certain = start.certain && at == start.at;
-                let run = Run::new(&desc.shape, &desc.extents);
+                let run = desc.run();
+                if !certain && !desc.spans(key) {
+                    continue;
+                }
                 if !certain {
                     self.shared.counters.filter_probes.fetch_add(1, Relaxed);
                     self.host.saw(Saw::FilterProbe, 1);
@@ -263,7 +266,7 @@ impl<H: Host> Tree<'_, H> {
 
     /// Where in the runs (newest first) to begin to look for a key whose index entry, read after the superversion was
     /// pinned, is this one; `None`: nowhere.
-    fn start_of(&self, view: &SuperVersion, entry: Option<IndexEntry>) -> Result<Option<Start>> {
+    fn start_of(&self, view: &SuperVersion, key: &[u8], entry: Option<IndexEntry>) -> Result<Option<Start>> {
         let at = self.shared.first_unindexed(view);
         // An entry of a run that the index does not cover may be out of date.
         let covered = |l0| view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0) || on(UncoveredEntryTrusted);
@@ -284,7 +287,7 @@ impl<H: Host> Tree<'_, H> {
             }
             return Ok((!view.runs.is_empty()).then_some(Start { at: 0, certain: false }));
         }
-        match view.run_of(entry.l0) {
+        match view.run_with(entry.l0, key) {
             Some(at) => Ok(Some(Start { at, certain: true })),
             None => Err(Error::structure(format!("the key index names run {} which does not exist", entry.l0))),
         }

@@ -8,17 +8,18 @@ use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Host, Lagging};
 use crate::key_index::KeyIndex;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, RunDesc};
 use crate::memtable::Memtable;
 use crate::mutation::{on, Mutation::*};
 use crate::options::TreeOptions;
 use crate::tree::barren::Barren;
+use crate::tree::given_up::BySeq;
 use crate::tree::indexing::Misfit;
 use crate::tree::latched::Latched;
 use crate::tree::live_options::LiveOptions;
 use crate::tree::value_space::ValueSpace;
 use crate::tree::version::{Current, Generation, Retired, SuperVersion};
-use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId, Writer};
+use crate::types::{Extent, ExtentSeq, L0Id, RowId, Writer};
 use loosekv_shm::scope;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
@@ -111,9 +112,8 @@ pub struct Held {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    Run(RunId),
-    /// The run that had moved away from this page.
-    Moved(RunId, PageNo),
+    /// A run had these pages.
+    Run(Extent),
     Log(L0Id),
     /// A value extent: rows of generations up to this one may point into it, and runs that say so.
     Values(ExtentSeq, L0Id),
@@ -150,6 +150,8 @@ pub struct Counters {
     pub flushed_pages: AtomicU64,
     pub compactions: AtomicU64,
     pub compacted_pages: AtomicU64,
+    /// Slices that merges were done in.
+    pub slices: AtomicU64,
     /// Runs that came to another level as they are.
     pub runs_moved: AtomicU64,
     /// Values that merges left out because a newer run outside of them holds a version that everybody sees.
@@ -309,9 +311,18 @@ impl<H: Host> Shared<H> {
         });
         // The current one too: a flip comes before the superversion that no longer names what it gave up.
         let current = self.current.pin::<H>();
-        let named = |owner| {
-            current.names(owner) && !on(ExtentsReusedCurrent)
-                || versions.retired.iter().any(|v| v.names(owner)) && !on(ExtentsReusedPinned)
+        let namers: Vec<&SuperVersion> = Some(&*current)
+            .filter(|_| !on(ExtentsReusedCurrent))
+            .into_iter()
+            .chain(versions.retired.iter().map(|v| &**v).filter(|_| !on(ExtentsReusedPinned)))
+            .collect();
+        let of_runs = ledger.limbo.iter().any(|waiting| matches!(waiting.owner, Owner::Run(_)));
+        let moved = |run: &RunDesc| current.runs.iter().any(|now| now.id == run.id && now.extents != run.extents);
+        let runs = namers.iter().filter(|_| of_runs).flat_map(|version| &version.runs);
+        let pages = BySeq::new(runs.filter(|run| !on(MovedUnnamed) || !moved(run)).flat_map(|run| &run.extents));
+        let named = |owner| match owner {
+            Owner::Run(extent) => pages.shared_with(&extent),
+            _ => namers.iter().any(|version| version.names(owner)),
         };
         let mut unnamed = Vec::new();
         ledger.limbo.retain(|waiting| {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Above the *mark* stand as many pages as there are free ones below it: these are copied, and nothing else. The run stays
-//! the same, with other extents; what it has left waits in limbo for superversions that know it there
-//! ([`Owner::Moved`]). The manifest's body goes along by itself, for the flip writes it anew; the row log goes when its rows
+//! the same, with other extents; what it has left waits in limbo for superversions that know it
+//! there. The manifest's body goes along by itself, for the flip writes it anew; the row log goes when its rows
 //! are flushed ([`Ebb::Flush`]). Values stay where they are: the mark is above them.
 
 use crate::error::{Consumer, Error, Result};
@@ -18,7 +18,7 @@ use crate::manifest::RunDesc;
 use crate::page::PageBuf;
 use crate::run::PageSource;
 use crate::tree::read::Pages;
-use crate::tree::shared::{Ledger, Limbo, Owner, Shared};
+use crate::tree::shared::{Ledger, Shared};
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
 use crate::types::{Extent, PageNo, RunId};
@@ -141,7 +141,7 @@ impl<H: Host> Tree<'_, H> {
                 }
                 result.map(|()| true)
             }
-            Some(Move::Body) => self.commit(|_| Ok(()), &[], &[], |_| Vec::new(), &Flip::default()).map(|()| true),
+            Some(Move::Body) => self.commit(|_| Ok(()), &[], &[], &Flip::default()).map(|()| true),
             Some(Move::Log) | None => Ok(false),
         }
     }
@@ -169,7 +169,6 @@ impl<H: Host> Tree<'_, H> {
             },
             room,
             &[],
-            |_| left.iter().map(|extent| Limbo { extent: *extent, owner: Owner::Moved(id, extent.start) }).collect(),
             &Flip::default(),
         )?;
         self.shared.install(|current| {

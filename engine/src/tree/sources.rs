@@ -9,9 +9,10 @@
 
 use crate::error::{Error, Result};
 use crate::host::Host;
+use crate::manifest::RunDesc;
 use crate::memtable::{NodeId, NodeRef};
 use crate::mutation::{on, Mutation::I15BackwardOldest};
-use crate::run::{Run, RunCursor, RunShape};
+use crate::run::{Cut, RunCursor};
 use crate::tree::ahead::Lane;
 use crate::tree::reach;
 use crate::tree::read::Pages;
@@ -124,8 +125,7 @@ impl<H: Host> Sources<H> {
     fn approach(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, from: Bound<&[u8]>) -> Result<()> {
         let (Some(table), Bound::Included(key) | Bound::Excluded(key)) = (self.scan_of, from) else { return Ok(()) };
         let direction = self.direction;
-        let around =
-            |at: usize| view.runs.get(at).filter(|desc| matches!(side(&desc.shape, from, direction), Side::Around));
+        let around = |at: usize| view.runs.get(at).filter(|desc| matches!(side(desc, from, direction), Side::Around));
         let runs = || self.sources.iter().filter_map(Source::run).filter_map(around);
         let (whole, several) = (runs().map(|desc| desc.shape.rows).sum(), runs().nth(1).is_some());
         for source in &mut self.sources {
@@ -133,7 +133,7 @@ impl<H: Host> Sources<H> {
             let Some(desc) = around(*at) else { continue };
             let more = reach::pages(table, desc.shape.rows, whole);
             if several || more > 0 {
-                let (run, backward) = (Run::new(&desc.shape, &desc.extents), direction == Direction::Backward);
+                let (run, backward) = (desc.run(), direction == Direction::Backward);
                 cursor.approach(&run, &Pages(&tree.host), key, backward, more)?;
             }
         }
@@ -156,6 +156,22 @@ impl<H: Host> Sources<H> {
             Source::Memtable { .. } => None,
             Source::Run { at, .. } => Some(*at),
         }
+    }
+
+    /// For each run, in their order, what is left of it: `None` if nothing is.
+    pub fn left(&self, view: &SuperVersion) -> Vec<Option<Cut>> {
+        let left = |source: &Source<H>| match source {
+            Source::Run { at, waits: Some(_), .. } => {
+                let run = view.runs.get(*at)?;
+                Some(Cut { key: run.min_key().to_vec(), pages: run.run().first_page() })
+            }
+            Source::Run { cursor, .. } => {
+                let (page, ..) = cursor.window()?;
+                Some(Cut { key: cursor.key().to_vec(), pages: page })
+            }
+            Source::Memtable { .. } => None,
+        };
+        self.sources.iter().map(left).collect()
     }
 
     /// The version on top: its head, and what is known of its writer.
@@ -322,11 +338,11 @@ enum Side {
     Behind,
 }
 
-fn side(shape: &RunShape, from: Bound<&[u8]>, direction: Direction) -> Side {
+fn side(run: &RunDesc, from: Bound<&[u8]>, direction: Direction) -> Side {
     let (Bound::Included(key) | Bound::Excluded(key)) = from else { return Side::Beyond };
     let (first, last) = match direction {
-        Direction::Forward => (shape.min_key.as_slice().cmp(key), shape.max_key.as_slice().cmp(key)),
-        Direction::Backward => (key.cmp(&shape.max_key), key.cmp(&shape.min_key)),
+        Direction::Forward => (run.min_key().cmp(key), run.shape.max_key.as_slice().cmp(key)),
+        Direction::Backward => (key.cmp(&run.shape.max_key), key.cmp(run.min_key())),
     };
     let included = matches!(from, Bound::Included(_));
     match (first, last) {
@@ -339,10 +355,10 @@ fn side(shape: &RunShape, from: Bound<&[u8]>, direction: Direction) -> Side {
 }
 
 /// The key of a run that a scan in this direction comes to first.
-fn first_key(shape: &RunShape, direction: Direction) -> &[u8] {
+fn first_key(run: &RunDesc, direction: Direction) -> &[u8] {
     match direction {
-        Direction::Forward => &shape.min_key,
-        Direction::Backward => &shape.max_key,
+        Direction::Forward => run.min_key(),
+        Direction::Backward => &run.shape.max_key,
     }
 }
 
@@ -360,7 +376,7 @@ impl<H: Host> Source<H> {
     pub(super) fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {
         match self {
             Source::Memtable { at, node } => Some(node_at(memtable(view, *at)?, (*node)?).key()),
-            Source::Run { at, waits: Some(direction), .. } => Some(first_key(&view.runs.get(*at)?.shape, *direction)),
+            Source::Run { at, waits: Some(direction), .. } => Some(first_key(view.runs.get(*at)?, *direction)),
             Source::Run { cursor, .. } => cursor.valid().then(|| cursor.key()),
         }
     }
@@ -389,7 +405,7 @@ impl<H: Host> Source<H> {
             Source::Run { at, cursor, waits } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(()) };
                 *waits = None;
-                match side(&desc.shape, from, direction) {
+                match side(desc, from, direction) {
                     Side::Beyond => {
                         cursor.reset();
                         *waits = Some(direction);
@@ -401,7 +417,7 @@ impl<H: Host> Source<H> {
                     }
                     Side::Around => {}
                 }
-                let run = Run::new(&desc.shape, &desc.extents);
+                let run = desc.run();
                 let pages = Pages(&tree.host);
                 match (direction, from) {
                     (Direction::Forward, Bound::Included(key)) => cursor.seek(&run, &pages, key)?,
@@ -422,12 +438,12 @@ impl<H: Host> Source<H> {
     fn open(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<()> {
         let Source::Run { at, cursor, waits } = self else { return Ok(()) };
         let (Some(direction), Some(desc)) = (*waits, view.runs.get(*at)) else { return Ok(()) };
-        let (run, pages) = (Run::new(&desc.shape, &desc.extents), Pages(&tree.host));
+        let (run, pages) = (desc.run(), Pages(&tree.host));
         match direction {
             Direction::Forward => cursor.first(&run, &pages)?,
             Direction::Backward => cursor.last(&run, &pages)?,
         };
-        if cursor.key() != first_key(&desc.shape, direction) {
+        if !cursor.valid() || cursor.key() != first_key(desc, direction) {
             return Err(Error::structure(format!("run {} does not begin or end with the key that it names", desc.id)));
         }
         *waits = None;
@@ -457,7 +473,7 @@ impl<H: Host> Source<H> {
             }
             Source::Run { at, cursor, .. } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(()) };
-                let run = Run::new(&desc.shape, &desc.extents);
+                let run = desc.run();
                 match direction {
                     Direction::Forward => cursor.next_key(&run, &Pages(&tree.host))?,
                     Direction::Backward => cursor.prev_key(&run, &Pages(&tree.host))?,
@@ -480,7 +496,7 @@ impl<H: Host> Source<H> {
             }
             Source::Run { at, cursor, .. } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(false) };
-                cursor.older(&Run::new(&desc.shape, &desc.extents), &Pages(&tree.host))
+                cursor.older(&desc.run(), &Pages(&tree.host))
             }
         }
     }

@@ -61,7 +61,7 @@ impl<'t, 'a, H: Host> Stale<'t, 'a, H> {
         if entry.l0 <= self.last_l0 || entry.l0 > self.view.flushed {
             return None;
         }
-        let at = self.view.run_of(entry.l0)?;
+        let at = self.view.run_with(entry.l0, key)?;
         // What the index says of runs that it does not cover, or no longer to the point, may be out of date.
         let certain = at < self.tree.shared.first_unindexed(&self.view) && self.tree.shared.is_exact(&self.view);
         let run = self.view.runs.get(at).filter(|run| certain && self.is_seen(run))?;

@@ -170,7 +170,7 @@ impl<H: Host> Tree<'_, H> {
                 }
                 Ok(())
             };
-            self.flip_body(&mut ledger, add, &[], tail.as_slice(), Vec::new(), &flip)
+            self.flip_body(&mut ledger, add, &[], tail.as_slice(), &flip)
         });
         if let Err(failed) = made {
             scope::with(|| ledger.free.give(extent));
@@ -253,7 +253,7 @@ impl<H: Host> Tree<'_, H> {
             end_filling(&mut ledger, &used, current);
             let mut next = ledger.manifest.clone();
             if !self.give_up_values(&mut ledger, &mut next).is_empty() {
-                self.flip_body(&mut ledger, |_| Ok(()), &[], &[], Vec::new(), &Flip::default())?;
+                self.flip_body(&mut ledger, |_| Ok(()), &[], &[], &Flip::default())?;
                 return Ok(true);
             }
             let waits = |seq| ledger.values.state(seq) == Some(State::Full(current));

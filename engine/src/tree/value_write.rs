@@ -146,6 +146,11 @@ impl<'t, 'a, H: Host> ValueWriter<'t, 'a, H> {
         }
     }
 
+    /// After a piece of a merge was committed: for the next.
+    pub fn like(other: &ValueWriter<'t, 'a, H>) -> Self {
+        ValueWriter::new(other.tree, other.expected, other.moved.clone())
+    }
+
     /// The row is about to be written to a run: sees to it that a large body is in the value log.
     pub fn place(&mut self, row: &mut RowBuf) -> Result<()> {
         if row.head.flags.has(Flags::POINTER) {

@@ -15,7 +15,7 @@ use crate::mutation::{on, Mutation::*};
 use crate::run_map::RunMap;
 use crate::tree::chain;
 use crate::tree::shared::Owner;
-use crate::types::{Extent, L0Id};
+use crate::types::L0Id;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
@@ -119,6 +119,30 @@ impl SuperVersion {
         self.map.run_of(l0).map(|oldest_first| self.runs.len() - 1 - oldest_first)
     }
 
+    /// Place in `runs` of the run that holds what `l0` held of this key. Runs that were cut hand on to their older neighbour.
+    #[inline]
+    pub fn run_with(&self, l0: L0Id, key: &[u8]) -> Option<usize> {
+        let mut at = self.run_of(l0)?;
+        while self.runs.get(at).is_some_and(|run| run.lacks(key)) && !on(CutNotFollowed) {
+            at += 1;
+        }
+        Some(at)
+    }
+
+    /// The runs that may hold what `l0` held: more than one where some were cut.
+    pub fn runs_of(&self, l0: L0Id) -> Option<impl Iterator<Item = &RunDesc>> {
+        let runs = self.runs.get(self.run_of(l0)?..)?;
+        let cut = runs.iter().take_while(|run| run.cut.is_some()).count();
+        let count = if on(SliceNotAskedBeforePurge) { 1 } else { cut + 1 };
+        Some(runs.iter().take(count).map(|run| &**run))
+    }
+
+    /// Whether a merge of this run, among others, was begun.
+    pub fn is_being_merged(&self, at: usize) -> bool {
+        let cut = |at: usize| self.runs.get(at).is_some_and(|run| run.cut.is_some());
+        cut(at) || at.checked_sub(1).is_some_and(cut)
+    }
+
     /// Place in `runs` of the newest one that begins below `indexed_from`.
     pub fn first_unindexed(&self, indexed_from: L0Id) -> usize {
         self.runs.partition_point(|r| r.first_l0 >= indexed_from)
@@ -131,12 +155,7 @@ impl SuperVersion {
     /// Whether a reader of this superversion may look into what `owner` owned.
     pub fn names(&self, owner: Owner) -> bool {
         match owner {
-            Owner::Run(id) => self.runs.iter().any(|r| r.id == id),
-            Owner::Moved(..) if on(MovedUnnamed) => false,
-            Owner::Moved(id, page) => {
-                let there = |e: &Extent| e.start <= page && page < e.end();
-                self.runs.iter().any(|r| r.id == id && r.extents.iter().any(there))
-            }
+            Owner::Run(pages) => self.runs.iter().flat_map(|run| &run.extents).any(|extent| extent.shares(&pages)),
             Owner::Log(generation) => self.memtables().any(|m| m.table.generation() == generation),
             Owner::Values(seq, upto) => {
                 self.runs.iter().any(|r| r.uses(seq)) || self.memtables().any(|m| m.table.generation() <= upto)

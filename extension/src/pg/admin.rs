@@ -134,14 +134,14 @@ fn loosekv_runs(
                 i32::from(run.level),
                 run.first_l0.0 as i64,
                 run.last_l0.0 as i64,
-                shape.rows as i64,
-                shape.keys as i64,
-                shape.tombstones as i64,
-                shape.bytes as i64,
+                run.rows() as i64,
+                run.left_of(shape.keys) as i64,
+                run.left_of(shape.tombstones) as i64,
+                run.left_of(shape.bytes) as i64,
                 run.extents.iter().map(|extent| i64::from(extent.pages)).sum(),
                 run.settled,
                 shape.compressed,
-                shown.then(|| shape.min_key.clone()),
+                shown.then(|| run.min_key().to_vec()),
                 shown.then(|| shape.max_key.clone()),
             )
         };
@@ -152,8 +152,9 @@ fn loosekv_runs(
 
 /// The part of the runs' keys that the key index covers; without runs there is nothing to cover.
 fn coverage(runs: &[RunDesc], indexed_from: L0Id) -> Option<f64> {
-    let all: u64 = runs.iter().map(|run| run.shape.keys).sum();
-    let covered: u64 = runs.iter().filter(|run| run.first_l0 >= indexed_from).map(|run| run.shape.keys).sum();
+    let keys = |run: &RunDesc| run.left_of(run.shape.keys);
+    let all: u64 = runs.iter().map(keys).sum();
+    let covered: u64 = runs.iter().filter(|run| run.first_l0 >= indexed_from).map(keys).sum();
     (all > 0).then(|| covered as f64 / all as f64)
 }
 
@@ -230,8 +231,8 @@ fn loosekv_table_stats(
         (
             runs.iter().map(|run| i32::from(run.level) + 1).max().unwrap_or(0),
             runs.len() as i32,
-            runs.iter().map(|run| run.shape.rows as i64).sum(),
-            runs.iter().map(|run| run.shape.bytes as i64).sum(),
+            runs.iter().map(|run| run.rows() as i64).sum(),
+            runs.iter().map(|run| run.left_of(run.shape.bytes) as i64).sum(),
             runs.iter().flat_map(|run| &run.extents).map(|extent| i64::from(extent.pages)).sum(),
             memtables,
             memtable_rows,

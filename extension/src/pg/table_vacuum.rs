@@ -110,8 +110,8 @@ pub fn runs(open: &Open) -> Vec<RunDesc> {
 /// those that stand in several.
 pub fn live_rows(open: &Open) -> f64 {
     let runs = runs(open);
-    let tombstones: u64 = runs.iter().map(|run| run.shape.tombstones).sum();
-    let in_runs: u64 = runs.iter().map(|run| run.shape.keys).sum();
+    let tombstones: u64 = runs.iter().map(|run| run.left_of(run.shape.tombstones)).sum();
+    let in_runs: u64 = runs.iter().map(|run| run.left_of(run.shape.keys)).sum();
     let shared = open.tree.shared();
     let (indexed_from, in_memtables) = {
         let view = shared.current.pin::<PgHost>();

@@ -33,8 +33,8 @@ pub fn open(dir: &Path, setup: &Setup) -> Result<Box<dyn Store>> {
     // A memtable holds addresses of rows; the rows are in the log. What is given to it is heap, as for the others.
     options.tree.memtable_bytes = setup.memtable as u64;
     options.memtables_budget = 2 * setup.memtable as u64;
-    // Log files are made in pieces; pieces larger than a memtable would say more about themselves than about the store.
-    options.log_chunk = options.log_chunk.min(setup.memtable as u64);
+    // Log files are made in pieces; large ones would say more about themselves than about the store.
+    options.log_chunk = options.log_chunk.min(setup.memtable as u64 / 4);
     if setup.limit > 0 {
         // A mapped page of 8 KiB is fetched by two faults, one after the other; a copied one by one read.
         options.reads = Reads::Cached { bytes: setup.cache };

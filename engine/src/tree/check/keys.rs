@@ -9,7 +9,7 @@ use crate::filter::key_hash;
 use crate::host::Host;
 use crate::key_index::{IndexEntry, KeyChunk};
 use crate::key_text::hex;
-use crate::run::{Run, Scratch};
+use crate::run::Scratch;
 use crate::tree::read::Pages;
 use crate::tree::sources::Sources;
 use crate::tree::{Direction, Tree};
@@ -68,7 +68,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
             let fits = match (newest, entry) {
                 (None, None) => true,
                 (None, Some(_)) => false,
-                (Some(newest), entry) => tree.fits(view, newest, entry),
+                (Some(newest), entry) => tree.fits(view, &key, newest, entry),
             };
             if !fits {
                 doubt(&mut doubts, &key);
@@ -98,6 +98,7 @@ impl<H: Host> Tree<'_, H> {
     fn fits(
         &self,
         view: &crate::tree::SuperVersion,
+        key: &[u8],
         (run, tombstone): (usize, bool),
         entry: Option<IndexEntry>,
     ) -> bool {
@@ -109,7 +110,7 @@ impl<H: Host> Tree<'_, H> {
             Some(entry) if entry.l0 > view.flushed => true,
             // What it says of runs that it does not cover is not believed.
             Some(entry) if view.run_of(entry.l0).is_none_or(|at| at >= unindexed) => !covered,
-            Some(entry) => view.run_of(entry.l0) == Some(run) && entry.tombstone == tombstone,
+            Some(entry) => view.run_with(entry.l0, key) == Some(run) && entry.tombstone == tombstone,
         }
     }
 
@@ -120,8 +121,8 @@ impl<H: Host> Tree<'_, H> {
         let (pages, hash) = (Pages(&self.host), key_hash(key));
         let mut newest = None;
         for (at, desc) in view.runs.iter().enumerate() {
-            let run = Run::new(&desc.shape, &desc.extents);
-            if !run.may_contain(&pages, hash)? {
+            let run = desc.run();
+            if !desc.spans(key) || !run.may_contain(&pages, hash)? {
                 continue;
             }
             run.get(&pages, key, &mut Scratch::default(), |row| {
@@ -132,19 +133,19 @@ impl<H: Host> Tree<'_, H> {
                 break;
             }
         }
-        let key = hex(key);
+        let shown = hex(key);
         let l0 = |at: usize| view.runs.get(at).map_or(L0Id(0), |r| r.last_l0);
         Ok(match (newest, entry) {
-            (Some(newest), entry) if !self.fits(&view, newest, entry) => Some(match entry {
-                Some(entry) => format!("says {entry:?} of key {key}, which is in the run up to {}", l0(newest.0)),
-                None => format!("lacks key {key}, which is in the run up to {}", l0(newest.0)),
+            (Some(newest), entry) if !self.fits(&view, key, newest, entry) => Some(match entry {
+                Some(entry) => format!("says {entry:?} of key {shown}, which is in the run up to {}", l0(newest.0)),
+                None => format!("lacks key {shown}, which is in the run up to {}", l0(newest.0)),
             }),
             (None, Some(entry)) => {
                 let unindexed = self.shared.first_unindexed(&view);
                 let believed = view.run_of(entry.l0).is_some_and(|at| at < unindexed) || entry.l0 > view.flushed;
                 // An entry that could not be removed for want of memory is known to be inexact.
                 let wrong = believed && self.shared.is_exact(&view);
-                wrong.then(|| format!("says {entry:?} of key {key}, which is in no run"))
+                wrong.then(|| format!("says {entry:?} of key {shown}, which is in no run"))
             }
             _ => None,
         })

@@ -108,7 +108,7 @@ pub(super) fn story(tree: &Tree<'_, TestHost>, key: &[u8]) -> String {
     }
     for desc in &view.runs {
         let mut rows = Vec::new();
-        let run = crate::run::Run::new(&desc.shape, &desc.extents);
+        let run = desc.run();
         let mut scratch = crate::run::Scratch::default();
         let show = |row: RowRef<'_>| {
             rows.push(row.head);

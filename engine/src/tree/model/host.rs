@@ -108,7 +108,7 @@ impl Host for TestHost {
     }
     fn flip(&self, meta: &mut PageBuf, _flip: &Flip) -> Result<()> {
         let mut world = self.world.borrow_mut();
-        world.fault("flip")?;
+        world.flip_fault()?;
         world.disk.meta = Some(meta.clone());
         Ok(())
     }

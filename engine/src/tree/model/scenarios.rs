@@ -3,7 +3,7 @@
 use super::check;
 use super::world::Snapshot;
 use super::{Run, SweepCursor, Trouble};
-use crate::tree::{pick, Direction, NewRow};
+use crate::tree::{pick, Direction, Hint, NewRow};
 use crate::types::*;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
@@ -47,28 +47,48 @@ impl Run {
 /// index, too, and when it comes back.
 pub(super) fn purged_tombstones_stay_in_force() {
     let run = calm();
+    run.flush(1, &[(b"a", Some(b"a1")), (b"b", Some(b"b1"))]);
+    run.flush(2, &[(b"a", None), (b"c", Some(b"c2"))]);
+    run.a_is_purged_for_good();
+}
+
+/// As before, and the tombstone's run was merged with one that somebody's superversion does not have yet.
+#[test]
+fn purged_tombstones_of_a_merged_run_stay_in_force() {
+    let run = calm();
     let tree = run.tree();
     run.flush(1, &[(b"a", Some(b"a1")), (b"b", Some(b"b1"))]);
     run.flush(2, &[(b"a", None), (b"c", Some(b"c2"))]);
-    let (mut sweep, mut purged) = (SweepCursor::new(), 0);
-    while !sweep.is_done() {
-        purged += tree.sweep_tombstones(&mut sweep).unwrap();
-    }
-    assert_eq!((purged, tree.shared().index.get(b"a")), (1, None));
-    assert_eq!(run.get(b"a"), None);
-    // There is no room for one key more: the oldest run makes it.
-    let budget = &run.host.budgets.key_index;
-    budget.limit.store(budget.used.load(Relaxed), Relaxed);
-    run.flush(3, &[(b"d", Some(b"d3"))]);
-    assert_eq!(tree.shared().coverage().from, L0Id(2));
-    assert_eq!(run.get(b"a"), None, "an older run is looked into though its tombstone is newer");
-    assert_eq!(run.get(b"b").as_deref(), Some(&b"b1"[..]));
-    budget.limit.store(u64::MAX, Relaxed);
-    while tree.rebuild_index().unwrap() {}
-    assert!(tree.shared().coverage().complete);
-    assert_eq!(run.get(b"a"), None, "the index names a run that is older than the tombstone");
-    for (key, body) in [(b"b", b"b1"), (b"c", b"c2"), (b"d", b"d3")] {
-        assert_eq!(run.get(key).as_deref(), Some(&body[..]));
+    let reader = tree.pin();
+    run.flush(3, &[(b"e", Some(b"e3"))]);
+    tree.do_job(&tree.pin().of_runs(), &pick::Job { runs: 0..2, level: 1 }).unwrap();
+    run.a_is_purged_for_good();
+    drop(reader);
+}
+
+impl Run {
+    fn a_is_purged_for_good(&self) {
+        let (run, tree) = (self, self.tree());
+        let (mut sweep, mut purged) = (SweepCursor::new(), 0);
+        while !sweep.is_done() {
+            purged += tree.sweep_tombstones(&mut sweep).unwrap();
+        }
+        assert_eq!((purged, tree.shared().index.get(b"a")), (1, None));
+        assert_eq!(run.get(b"a"), None);
+        // There is no room for one key more: the oldest run makes it.
+        let budget = &run.host.budgets.key_index;
+        budget.limit.store(budget.used.load(Relaxed), Relaxed);
+        run.flush(9, &[(b"d", Some(b"d9"))]);
+        assert_eq!(tree.shared().coverage().from, L0Id(2));
+        assert_eq!(run.get(b"a"), None, "an older run is looked into though its tombstone is newer");
+        assert_eq!(run.get(b"b").as_deref(), Some(&b"b1"[..]));
+        budget.limit.store(u64::MAX, Relaxed);
+        while tree.rebuild_index().unwrap() {}
+        assert!(tree.shared().coverage().complete);
+        assert_eq!(run.get(b"a"), None, "the index names a run that is older than the tombstone");
+        for (key, body) in [(b"b", b"b1"), (b"c", b"c2"), (b"d", b"d9")] {
+            assert_eq!(run.get(key).as_deref(), Some(&body[..]));
+        }
     }
 }
 
@@ -287,4 +307,101 @@ fn a_scan_goes_on_with_the_current_superversion() {
         }
         assert_eq!(seen, names);
     }
+}
+
+/// What a merge has read it gives back while it goes on, so that it needs little room: here inputs and output are half garbage and as
+/// large as the store.
+#[test]
+fn a_merge_of_all_needs_little_room() {
+    let run = calm();
+    let tree = run.tree();
+    let keys: Vec<Vec<u8>> = (0..1000u32).map(|i| i.wrapping_mul(2654435761).to_be_bytes().to_vec()).collect();
+    let body = vec![7; 1000];
+    for writer in 1..4 {
+        let rows: Vec<(&[u8], Option<&[u8]>)> =
+            keys.iter().map(|key| (key.as_slice(), Some(body.as_slice()))).collect();
+        run.flush(writer, &rows);
+    }
+    let before = tree.shared().tail().1;
+    assert!(tree.compact_one(true).unwrap());
+    let (free, after) = tree.shared().tail();
+    assert!(tree.shared().counters.slices.load(Relaxed) >= 8);
+    assert_eq!(tree.pin().runs.len(), 1);
+    assert!(after <= before + before / 5, "{before} pages grew to {after}, {free} of them free at the end");
+    assert!(keys.iter().all(|key| run.get(key).as_deref() == Some(&body)));
+}
+
+impl Run {
+    /// Three runs of the same sixty keys, the first of which the last run deletes, and a merge of them that was begun and failed.
+    /// The snapshot that is held is older than the last run.
+    fn with_a_merge_begun() -> Run {
+        let run = calm();
+        for writer in 1..4u64 {
+            let body = |i: u32| (writer < 3 || i > 0).then(|| vec![writer as u8; 300]);
+            let rows: Vec<_> = (0..60).map(|i| (sixty(i), body(i))).collect();
+            let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(k, b)| (k.as_slice(), b.as_deref())).collect();
+            if writer == 3 {
+                let mut world = run.host.world.borrow_mut();
+                let now = world.snapshot();
+                world.hold(now);
+            }
+            run.flush(writer, &rows);
+        }
+        run.host.world.borrow_mut().faults.flips = Some(12);
+        assert!(run.tree().compact_one(true).is_err());
+        run.host.world.borrow_mut().faults.flips = None;
+        assert!(run.runs_cut() > 0 && run.has_the_sixty());
+        run
+    }
+
+    fn runs_cut(&self) -> usize {
+        self.tree().pin().runs.iter().filter(|run| run.cut.is_some()).count()
+    }
+
+    fn has_the_sixty(&self) -> bool {
+        (0..60).all(|i| self.get(&sixty(i)) == (i > 0).then(|| vec![3; 300]))
+    }
+}
+
+fn sixty(i: u32) -> [u8; 4] {
+    i.to_be_bytes()
+}
+
+/// A merge that a crash cut short goes on: what it had given back is in its slices.
+#[test]
+fn a_merge_that_was_begun_is_merged_whole() {
+    let mut run = Run::with_a_merge_begun();
+    check::sound(&run.tree());
+    run.crash();
+    assert!(run.runs_cut() > 0 && run.has_the_sixty());
+    while run.tree().rebuild_index().unwrap() {}
+    assert!(run.tree().shared().coverage().complete && run.has_the_sixty());
+    check::sound(&run.tree());
+    assert!(run.tree().compact_one(false).unwrap());
+    assert!(run.runs_cut() == 0 && run.has_the_sixty());
+    assert_eq!(run.tree().pin().runs.len(), 1);
+    check::sound(&run.tree());
+}
+
+/// The index, made anew, finds what is in a slice by the oldest run of the merge; a tombstone there is no older for that.
+pub(super) fn a_tombstone_in_a_slice_is_purged_when_all_see_it() {
+    let run = Run::with_a_merge_begun();
+    let (tree, budget) = (run.tree(), &run.host.budgets.key_index);
+    budget.limit.store(0, Relaxed);
+    run.flush(4, &[(b"other", Some(b"row"))]);
+    budget.limit.store(u64::MAX, Relaxed);
+    while tree.rebuild_index().unwrap() {}
+    assert_eq!(tree.shared().index.get(&sixty(0)).unwrap().l0, L0Id(1));
+    let mut sweep = SweepCursor::new();
+    while !sweep.is_done() {
+        tree.sweep_tombstones(&mut sweep).unwrap();
+    }
+    let mut out = RowBuf::default();
+    let before = |head: &Head, _: &Hint<'_>| if head.writer < Writer(3) { Verdict::Take } else { Verdict::Skip };
+    assert!(tree.find(&sixty(0), before, &mut out).unwrap().taken, "who does not see it deleted finds it no more");
+}
+
+#[test]
+fn a_tombstone_in_a_slice_stays_while_somebody_needs_it() {
+    a_tombstone_in_a_slice_is_purged_when_all_see_it();
 }

@@ -97,6 +97,10 @@ fn merge_some(tree: &T<'_>) {
     let job = || {
         let view = tree.pin();
         let Some(last) = view.runs.len().checked_sub(1) else { return Ok(()) };
+        if view.runs.iter().any(|run| run.cut.is_some()) {
+            // A merge that was begun goes first.
+            return tree.compact_one(false).map(drop);
+        }
         let from = world_below(tree, last as u64 + 1) as usize;
         let until = (from + 1 + world_below(tree, 3) as usize).min(last + 1);
         let level = view.runs[until - 1].level.max(1);

@@ -83,6 +83,8 @@ pub(in crate::tree) struct Faults {
     pub percent: u64,
     /// Those that failed since this was last looked at.
     pub met: u64,
+    /// After so many flips the next one fails.
+    pub flips: Option<u64>,
 }
 
 pub(in crate::tree) struct World {
@@ -297,6 +299,17 @@ impl World {
             return Err(Error::io(format!("{what}: injected"), std::io::Error::from_raw_os_error(5)));
         }
         Ok(())
+    }
+
+    pub fn flip_fault(&mut self) -> Result<()> {
+        self.fault("flip")?;
+        match self.faults.flips {
+            Some(0) => Err(Error::io("flip: injected", std::io::Error::from_raw_os_error(5))),
+            left => {
+                self.faults.flips = left.map(|left| left - 1);
+                Ok(())
+            }
+        }
     }
 
     pub fn page(&self, page: PageNo) -> Result<PageBuf> {
