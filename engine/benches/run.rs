@@ -136,7 +136,7 @@ fn measure(keys: &[(u128, u64)], options: &RunOptions, wide: bool) {
         all as f64 / rows as f64
     );
 
-    let extents = [Extent { start: PageNo(0), pages: shape.pages(), seq: ExtentSeq(1) }];
+    let extents = vec![Extent { start: PageNo(0), pages: shape.pages(), seq: ExtentSeq(1) }].into();
     let run = Run::new(&shape, &extents);
     let source = Source(&memory.0);
     let picks: Vec<(u128, u64)> = (0..500_000).map(|_| keys[random(&mut state) as usize % keys.len()]).collect();

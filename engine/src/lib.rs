@@ -24,6 +24,7 @@ pub mod memtable;
 pub(crate) mod mutation;
 pub mod options;
 pub mod page;
+pub mod pieces;
 pub mod row;
 pub mod run;
 pub mod run_map;

@@ -11,7 +11,7 @@
 //!      | shape | of what was cut: key, data pages |
 //! ```
 //!
-//! A change of the runs or of the value extents writes a new body into fresh pages and then flips the meta page to it; a
+//! The format is 2 while there are cuts, else 1. A change of the runs or of the value extents writes a new body into fresh pages and then flips the meta page to it; a
 //! change of the log extents alone rewrites the meta page only. Sums are FNV-1a over the bytes, so that a body that belongs to another
 //! flip is found even where the host's checksums are off.
 //!
@@ -22,12 +22,15 @@ use crate::error::{Error, Result};
 use crate::extent::FreeSpace;
 use crate::key_text::hex;
 use crate::page::{PageBuf, PageKind, CAPACITY};
+use crate::pieces::Pieces;
 use crate::run::{Cut, Run, RunShape};
 use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId};
 use std::collections::TryReserveError;
 
 const MAGIC: u32 = 0x4c4b_5631;
 const FORMAT: u32 = 1;
+/// With runs that were cut.
+const FORMAT_WITH_CUTS: u32 = 2;
 /// Magic, format, storage id, sum.
 const FIXED: usize = 4 + 4 + 8 + 8;
 
@@ -39,7 +42,7 @@ pub struct RunDesc {
     /// The contiguous interval of L0 ids that this run covers, both ends included (I1).
     pub first_l0: L0Id,
     pub last_l0: L0Id,
-    pub extents: Vec<Extent>,
+    pub extents: Pieces,
     /// What its rows point to in the value log, by extent, ascending.
     pub values: Vec<ValueUse>,
     /// Set once by the run writer.
@@ -82,9 +85,12 @@ impl RunDesc {
         self.last_l0 < self.first_l0
     }
 
-    /// An L0 id by which its rows are found.
-    pub fn l0(&self) -> L0Id {
-        self.last_l0.max(self.first_l0)
+    /// Its L0 ids begin here; those of a slice, which has none, too.
+    pub fn begin_at(&mut self, first: L0Id) {
+        if self.is_slice() {
+            self.last_l0 = L0Id(first.0 - 1);
+        }
+        self.first_l0 = first;
     }
 
     /// Row versions; about so many, if it was cut.
@@ -169,7 +175,7 @@ impl RunDesc {
         let RunDesc { id, level, first_l0, last_l0, settled, .. } = *self;
         let (min_key, max_key) = (try_copy(&self.shape.min_key)?, try_copy(&self.shape.max_key)?);
         let shape = RunShape { min_key, max_key, ..self.shape };
-        let (extents, values) = (try_copy(&self.extents)?, try_copy(&self.values)?);
+        let (extents, values) = (Pieces::try_of(&self.extents)?, try_copy(&self.values)?);
         let cut = match &self.cut {
             Some(Cut { key, pages }) => Some(Cut { key: try_copy(key)?, pages: *pages }),
             None => None,
@@ -306,7 +312,9 @@ impl Manifest {
         }
         let mut contents = Vec::with_capacity(FIXED + head.len());
         contents.extend_from_slice(&MAGIC.to_le_bytes());
-        contents.extend_from_slice(&FORMAT.to_le_bytes());
+        let cuts = self.runs.iter().any(|run| run.cut.is_some());
+        let format = if cuts { FORMAT_WITH_CUTS } else { FORMAT };
+        contents.extend_from_slice(&format.to_le_bytes());
         contents.extend_from_slice(&self.storage_id.to_le_bytes());
         contents.extend_from_slice(&sum(&head).to_le_bytes());
         contents.extend_from_slice(&head);
@@ -324,8 +332,8 @@ impl Manifest {
             return Err(Error::page(PageNo(0), 0, "not a LooseKV meta page"));
         }
         let format = reader.u32()?;
-        if format != FORMAT {
-            return Err(Error::Format { found: format, known: FORMAT });
+        if !(FORMAT..=FORMAT_WITH_CUTS).contains(&format) {
+            return Err(Error::Format { found: format, known: FORMAT_WITH_CUTS });
         }
         let storage_id = reader.u64()?;
         let expected = reader.u64()?;
@@ -372,7 +380,7 @@ impl Manifest {
             }
             let first_l0 = L0Id(reader.varint()?);
             let last_l0 = L0Id(reader.varint()?);
-            let extents = get_extents(&mut reader)?;
+            let extents = get_extents(&mut reader)?.into();
             let values = get_uses(&mut reader)?;
             let (shape, _) = RunShape::decode(reader.bytes()?)?;
             let settled = flags & SETTLED != 0;
@@ -393,7 +401,7 @@ impl Manifest {
 pub fn close_gaps(oldest_first: &mut [RunDesc]) {
     let mut next = L0Id(1);
     for run in oldest_first {
-        run.first_l0 = next;
+        run.begin_at(next);
         next = L0Id(run.last_l0.0 + 1);
     }
 }
@@ -521,7 +529,7 @@ mod tests {
             level: 1,
             first_l0: L0Id(first),
             last_l0: L0Id(last),
-            extents: vec![extent(9, 4, 6)],
+            extents: vec![extent(9, 4, 6)].into(),
             values,
             shape: RunShape::default(),
             settled: true,
@@ -592,6 +600,8 @@ mod tests {
         let manifest = cut();
         let body = manifest.encode_body();
         assert_eq!(reread(&manifest, &body).unwrap(), manifest);
+        let format = |manifest: &Manifest| manifest.encode_meta(&[]).unwrap().0[crate::page::CONTENT + 4];
+        assert_eq!((format(&sample()), format(&manifest)), (1, 2));
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         let mut shape = Vec::new();
         manifest.runs[0].shape.encode(&mut shape);

@@ -40,7 +40,7 @@ pub fn fuzz_run(bytes: &[u8]) {
     let Some(last) = pages.0.last() else { return };
     let Ok(contents) = last.expect(PageNo(0), PageKind::Footer, SEQ) else { return };
     let Ok(Footer { shape, .. }) = Footer::decode(PageNo(0), &super::footer::with_checksum(contents)) else { return };
-    let extents = [Extent { start: PageNo(0), pages: pages.0.len() as u32, seq: SEQ }];
+    let extents = vec![Extent { start: PageNo(0), pages: pages.0.len() as u32, seq: SEQ }].into();
     let (run, source) = (Run::new(&shape, &extents), &pages);
     let _ = run.check_footer(source);
     let mut scratch = Scratch::new();

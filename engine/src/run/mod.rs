@@ -7,8 +7,8 @@
 //! [`writer`] makes a run of row versions that come in order (what it needs at the end is kept `aside`), [`reader`] answers
 //! from it, [`cursor`] walks over it (and asks `ahead` for pages), [`check`] looks whether all of it is sound. Each
 //! kind of page has its own file, which describes its bytes: [`data`] (packed by `pack`), [`keys`], [`directory`],
-//! [`crate::filter`], [`fence`], [`footer`]. Pages of a run are numbered from 0; where they stand is the extents' affair
-//! ([`locate`]). Decoders check everything they read: whatever the bytes are, the outcome is an answer or an error.
+//! [`crate::filter`], [`fence`], [`footer`]. Pages of a run are numbered from 0; where they stand is the affair of
+//! [`crate::pieces`]. Decoders check everything they read: whatever the bytes are, the outcome is an answer or an error.
 
 mod ahead;
 pub(crate) mod aside;
@@ -42,7 +42,7 @@ pub use writer::RunWriter;
 use crate::error::Result;
 use crate::host::SideFile;
 use crate::page::PageBuf;
-use crate::types::{Extent, ExtentSeq, PageNo};
+use crate::types::{ExtentSeq, PageNo};
 use std::ops::Deref;
 
 /// Where a run is read from.
@@ -92,30 +92,4 @@ pub trait PageSink {
     fn memory(&self) -> usize;
     /// ... and where the rest goes.
     fn side_file(&self) -> Result<Box<dyn SideFile>>;
-}
-
-/// Where page `index` of a run stands that has these extents.
-#[inline]
-pub fn locate(extents: &[Extent], index: u32) -> Option<(PageNo, ExtentSeq)> {
-    let (extent, within) = extent_of(extents, index)?;
-    Some((PageNo(extent.start.0.checked_add(within)?), extent.seq))
-}
-
-/// Where page `index` stands, and how many of the run's pages stand side by side from there on.
-fn stretch(extents: &[Extent], index: u32) -> Option<(PageNo, u32)> {
-    let (extent, within) = extent_of(extents, index)?;
-    Some((PageNo(extent.start.0.checked_add(within)?), extent.pages - within))
-}
-
-/// The extent that has page `index`, and the page's place in it.
-#[inline]
-fn extent_of(extents: &[Extent], index: u32) -> Option<(&Extent, u32)> {
-    let mut rest = index;
-    for extent in extents {
-        if rest < extent.pages {
-            return Some((extent, rest));
-        }
-        rest -= extent.pages;
-    }
-    None
 }

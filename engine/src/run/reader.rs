@@ -6,18 +6,19 @@
 use super::data::{Layout, COMPRESSED, CONTINUED, CONTINUES};
 use super::directory::Directory;
 use super::fence::Fence;
-use super::{keys, locate, pack, stretch, Footer, PageSource, RunShape};
+use super::{keys, pack, Footer, PageSource, RunShape};
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::mutation::{on, Mutation::CutRowsShown};
 use crate::page::{PageBuf, PageKind, CONTENT};
-use crate::types::{Extent, ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
+use crate::pieces::Pieces;
+use crate::types::{ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
 
 /// A run as the manifest describes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     pub shape: &'a RunShape,
-    pub extents: &'a [Extent],
+    pub extents: &'a Pieces,
     pub cut: Option<&'a Cut>,
 }
 
@@ -46,7 +47,7 @@ impl Scratch {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(shape: &'a RunShape, extents: &'a [Extent]) -> Run<'a> {
+    pub fn new(shape: &'a RunShape, extents: &'a Pieces) -> Run<'a> {
         Run { shape, extents, cut: None }
     }
 
@@ -64,7 +65,7 @@ impl<'a> Run<'a> {
 
     #[inline]
     fn place_of(&self, index: u32) -> Option<(PageNo, ExtentSeq)> {
-        locate(self.extents, index.checked_sub(self.first_page())?)
+        self.extents.locate(index.checked_sub(self.first_page())?)
     }
 
     pub(super) fn locate(&self, index: u32) -> Result<(PageNo, ExtentSeq)> {
@@ -75,7 +76,7 @@ impl<'a> Run<'a> {
     pub(super) fn prefetch<S: PageSource>(&self, source: &S, pages: std::ops::Range<u32>) {
         let gone = self.first_page();
         let mut index = pages.start.max(gone);
-        while let Some((first, there)) = stretch(self.extents, index - gone).filter(|_| index < pages.end) {
+        while let Some((first, there)) = self.extents.stretch(index - gone).filter(|_| index < pages.end) {
             let count = there.min(pages.end - index);
             source.prefetch(first, count);
             index += count;

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::host::SideFile;
 use crate::options::RunOptions;
 use crate::page::PageBuf;
+use crate::pieces::Pieces;
 use crate::types::*;
 use std::cell::{Cell, RefCell};
 
@@ -105,7 +106,7 @@ impl PageSource for Pages {
 
 pub struct TestRun {
     pub shape: RunShape,
-    pub extents: Vec<Extent>,
+    pub extents: Pieces,
     pub pages: Pages,
     pub cut: Option<Cut>,
 }
@@ -124,7 +125,7 @@ impl TestRun {
         }
         let (shape, pages) = writer.finish().unwrap();
         assert_eq!(shape.pages() as usize, pages.pages.len());
-        let extents = extents(0..shape.pages());
+        let extents = Pieces::from(extents(0..shape.pages()));
         TestRun { shape, extents, pages, cut: None }
     }
 
@@ -133,7 +134,7 @@ impl TestRun {
         let mut cursor = RunCursor::new();
         assert!(cursor.seek(&self.run(), &self.pages, key).unwrap() && cursor.key() == key);
         let pages = cursor.window().unwrap().0;
-        self.extents = extents(pages..self.shape.pages());
+        self.extents = extents(pages..self.shape.pages()).into();
         self.pages.pages[..pages as usize].fill(PageBuf::ZERO);
         self.cut = Some(Cut { key: key.to_vec(), pages });
         self

@@ -367,10 +367,12 @@ fn slices_are_runs_and_so_is_what_they_become() {
             data.extend(extents(pages_from..pages.pages.len() as u32));
             let name = format!("{name} {options:?}, {} slices", slices.len());
             for (shape, extents, range) in slices {
+                let extents = extents.into();
                 let slice = Run::new(&shape, &extents);
                 assert_eq!(found(&slice, &pages), [] as [String; 0], "{name}");
                 assert_eq!(rows_of(&slice, &pages), rows[range], "{name}");
             }
+            let data = data.into();
             let merged = Run::new(&shape, &data);
             assert_eq!(found(&merged, &pages), [] as [String; 0], "{name}");
             assert_eq!(rows_of(&merged, &pages), rows, "{name}");
@@ -492,7 +494,7 @@ fn walking_on_reads_ahead_each_page_once() {
     let rows = recipes().swap_remove(1).1;
     let t = TestRun::write(&rows, &RunOptions::default());
     let (run, mut cursor) = (t.run(), RunCursor::new());
-    let places = |pages: std::ops::Range<u32>| pages.map(|i| locate(&t.extents, i).unwrap().0).collect::<Vec<PageNo>>();
+    let places = |pages: std::ops::Range<u32>| pages.map(|i| t.extents.locate(i).unwrap().0).collect::<Vec<PageNo>>();
     cursor.seek(&run, &t.pages, &rows[0].key).unwrap();
     assert_eq!(t.pages.prefetched.borrow().len(), 0);
     while cursor.next_key(&run, &t.pages).unwrap() {}
@@ -521,7 +523,7 @@ fn an_approach_asks_for_what_is_expected_and_the_seek_finds_the_same() {
             });
             assert_eq!(found, [true; 2]);
             assert_eq!((cursor.key(), cursor.head()), (plain.key(), plain.head()));
-            let at = locate(&t.extents, cursor.window().unwrap().0).unwrap().0;
+            let at = t.extents.locate(cursor.window().unwrap().0).unwrap().0;
             assert!((1..=4).contains(&asked.len()) && asked.contains(&at), "{asked:?} {at:?}");
             assert!(t.pages.reads.get() > reads);
         }

@@ -28,7 +28,6 @@ use crate::tree::value_write::ValueWriter;
 use crate::tree::version::{Edit, SuperVersion};
 use crate::tree::{Direction, Tree};
 use crate::types::{Fate, Head, L0Id, RowBuf, RunId, Verdict, Writer};
-use loosekv_shm::scope;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::Arc;
@@ -95,14 +94,16 @@ impl<H: Host> Tree<'_, H> {
     pub fn settle_one(&self) -> Result<bool> {
         let view = self.pin().of_runs();
         let oldest = self.host.horizon().oldest();
-        let due = |at: &usize| !view.is_being_merged(*at);
-        let ended = |r: &RunDesc| !r.settled && r.shape.max_writer < oldest;
-        let Some(at) = (0..view.runs.len()).filter(due).find(|at| view.runs.get(*at).is_some_and(|r| ended(r))) else {
+        let Some(at) = view.runs.iter().position(|r| !r.settled && r.shape.max_writer < oldest) else {
             return Ok(false);
         };
         if let Some(desc) = view.runs.get(at).filter(|_| !matches!(self.holds_aborted(&view, at), Ok(false))) {
             let level = desc.level;
-            return self.do_job(&view, &Job { runs: at..at + 1, level }).map(|()| true);
+            return match view.is_being_merged(at) {
+                // That merge comes first, and does as much.
+                true => self.compact_one(false),
+                false => self.do_job(&view, &Job { runs: at..at + 1, level }).map(|()| true),
+            };
         }
         self.describe(view.runs.get(at..at + 1).unwrap_or_default(), |run| run.settled = true)?;
         Ok(true)
@@ -181,11 +182,15 @@ impl<H: Host> Tree<'_, H> {
         let shape_rows = shape.rows;
         // What comes after the flip must not fail: the index entries to be are found, and memory is reserved, before.
         let corrections = self.corrections(&mut merge)?;
+        let (id, level, settled) = (RunId(0), job.level, !merge.in_progress);
+        let slices = &merge.slices;
+        let (extents, values_there) = (slices.extents(used), slices.uses(large.uses));
+        let run = RunDesc { id, level, first_l0, last_l0, extents, values: values_there, shape, settled, cut: None };
+        let mut run = Some(run).filter(|run| run.shape.rows > 0);
+        let mut installed_run = run.as_ref().map(|run| self.shared.share(run)).transpose()?;
         self.shared.reserve_install()?;
         let old_manifest = on(I8OldManifestEdited).then(|| self.manifest());
         self.pause(Pause::MergeWritten);
-        let mut result = None;
-        let slices = &merge.slices;
         self.commit(
             |next| {
                 if let Some(old) = old_manifest {
@@ -195,15 +200,15 @@ impl<H: Host> Tree<'_, H> {
                 let at = at.ok_or_else(|| Error::structure("a run vanished while it was merged"))?;
                 let oldest = next.runs.get(at).map_or(last_l0, |run| run.last_l0);
                 next.runs.retain(|r| !slices.has(r.id));
-                let (id, level, settled) = (next.next_run, job.level, !merge.in_progress);
+                let id = next.next_run;
                 next.next_run = RunId(id.0 + 1);
-                if shape.rows > 0 {
-                    let (extents, values) = (slices.extents(used), slices.uses(large.uses));
+                for run in run.iter_mut().chain(installed_run.as_mut().and_then(Arc::get_mut)) {
+                    run.id = id;
+                    run.last_l0 = if on(I1IntervalTooShort) { oldest } else { last_l0 };
+                }
+                if let Some(run) = &run {
                     next.values.extend(large.extents);
-                    let last_l0 = if on(I1IntervalTooShort) { oldest } else { last_l0 };
-                    let run = RunDesc { id, level, first_l0, last_l0, extents, values, shape, settled, cut: None };
-                    result = Some(run.clone());
-                    next.runs.insert(at, run);
+                    next.runs.insert(at, run.clone());
                 }
                 close_gaps(&mut next.runs);
                 Ok(())
@@ -221,12 +226,12 @@ impl<H: Host> Tree<'_, H> {
         self.pause(Pause::MergeCommitted);
         self.correct_index(view, &corrections, first_l0, last_l0);
         self.pause(Pause::MergeIndexed);
-        let installed = self.install_merged(slices, result, stale)?;
+        let installed = self.install_merged(slices, installed_run, stale)?;
         self.shared.gone_before.fetch_min(installed, SeqCst);
         Ok(())
     }
 
-    fn install_merged(&self, slices: &Slices, result: Option<RunDesc>, stale: Option<Edit>) -> Result<u64> {
+    fn install_merged(&self, slices: &Slices, result: Option<Arc<RunDesc>>, stale: Option<Edit>) -> Result<u64> {
         self.shared.install(|current| {
             let mut parts = stale.unwrap_or_else(|| current.edit());
             let at = parts.runs.iter().position(|r| slices.has(r.id));
@@ -234,7 +239,7 @@ impl<H: Host> Tree<'_, H> {
             parts.runs.retain(|r| !slices.has(r.id));
             if let Some(run) = result {
                 let at = if on(I1MergedRunIsNewest) { 0 } else { at };
-                parts.runs.insert(at, Arc::new(scope::with(|| run.clone())));
+                parts.runs.insert(at, run);
             }
             SuperVersion::new(current.number + 1, parts)
         })
@@ -266,6 +271,9 @@ impl<H: Host> Tree<'_, H> {
             key.extend_from_slice(next);
             if merge.slices.is_due(&writer) {
                 self.end_slice(merge, &mut writer, values, sources.left(view))?;
+                // It would keep what was just given back.
+                stale.renew();
+                writer.sink().go_on(merge.slices.each().map_or(0, u64::from))?;
             }
             sources.open_top(self, view)?;
             retention.next_key();
@@ -366,14 +374,14 @@ impl<H: Host> Tree<'_, H> {
     fn newest_entry(&self, view: &SuperVersion, from: usize, key: &[u8]) -> Result<Option<IndexEntry>> {
         let (pages, hash) = (Pages(&self.host), key_hash(key));
         let mut scratch = Scratch::default();
-        for desc in view.runs.iter().skip(from) {
+        for (at, desc) in view.runs.iter().enumerate().skip(from) {
             let run = desc.run();
             if !desc.spans(key) || !run.may_contain(&pages, hash)? {
                 continue;
             }
             let mut newest = None;
             run.get(&pages, key, &mut scratch, |row| {
-                newest = Some(IndexEntry { l0: desc.l0(), tombstone: row.head.flags.is_tombstone() });
+                newest = Some(IndexEntry { l0: view.newest_l0(at), tombstone: row.head.flags.is_tombstone() });
                 Verdict::Take
             })?;
             if newest.is_some() {

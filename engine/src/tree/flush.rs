@@ -73,8 +73,17 @@ impl<H: Host> Tree<'_, H> {
                     next.next_run = RunId(id.0 + 1);
                     let (last_l0, values) = (generation, large.uses);
                     next.values.extend(large.extents);
-                    let run =
-                        RunDesc { id, level: 0, first_l0, last_l0, extents: used, values, shape, settled, cut: None };
+                    let run = RunDesc {
+                        id,
+                        level: 0,
+                        first_l0,
+                        last_l0,
+                        extents: used.into(),
+                        values,
+                        shape,
+                        settled,
+                        cut: None,
+                    };
                     new_run = Some(run.clone());
                     if !on(I19RunInMemoryOnly) {
                         next.runs.push(run);

@@ -55,8 +55,8 @@ impl<H: Host> Tree<'_, H> {
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         // Slices have no L0 ids of their own: they come with the run before them.
         let slices = view.runs.iter().skip(at + 1).take_while(|run| run.is_slice());
-        for run in std::iter::once(desc).chain(slices) {
-            if !self.index_run(run, budget)? {
+        for (at, run) in (at..).zip(std::iter::once(desc).chain(slices)) {
+            if !self.index_run(run, view.newest_l0(at), budget)? {
                 self.shared.misfit.set(desc.last_l0, room);
                 return Ok(false);
             }
@@ -75,10 +75,9 @@ impl<H: Host> Tree<'_, H> {
         Ok(claimed)
     }
 
-    /// Puts the keys of a run into the index, unless they are there. False: they have no room.
-    fn index_run(&self, desc: &RunDesc, budget: &Budget) -> Result<bool> {
-        let run = desc.run();
-        let (pages, l0) = (Pages(&self.host), desc.l0());
+    /// Puts the keys of a run into the index by this L0 id, unless they are there. False: they have no room.
+    fn index_run(&self, desc: &RunDesc, l0: L0Id, budget: &Budget) -> Result<bool> {
+        let (run, pages) = (desc.run(), Pages(&self.host));
         let (mut scratch, mut keys) = (Scratch::default(), PageKeys::default());
         let pieces = if desc.shape.key_pages > 0 { desc.shape.key_pages } else { desc.shape.data_pages };
         let total = u64::from(pieces);
@@ -176,7 +175,7 @@ impl<H: Host> Tree<'_, H> {
             let finished = |run: &RunDesc| is_finished(run, oldest) || on(I5PurgeBeforeSeen);
             l0 <= seen && view.runs_of(l0).is_some_and(|mut runs| runs.all(finished))
         };
-        let ends = view.runs.iter().map(|run| run.l0().min(seen));
+        let ends = view.runs.iter().map(|run| run.last_l0.min(seen));
         let newest = ends.filter(|l0| purgeable(*l0)).max().unwrap_or_default();
         self.shared.purged.fetch_max(newest.0, SeqCst);
         Some(self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index))
@@ -193,8 +192,9 @@ impl<H: Host> Shared<H> {
     /// visible to all.
     pub fn sweep_due(&self, view: &SuperVersion, oldest: Writer) -> bool {
         let purged = self.purged.load(Relaxed);
-        let finds = |run: &&RunDesc| run.l0().0 > purged && run.shape.tombstones > 0 && is_finished(run, oldest);
-        let first = view.runs.iter().map(|run| &**run).filter(finds).map(|run| run.l0()).min();
+        let finds = |run: &RunDesc| run.shape.tombstones > 0 && is_finished(run, oldest);
+        let found = view.runs.iter().enumerate().filter(|(_, run)| finds(run)).map(|(at, _)| view.newest_l0(at));
+        let first = found.filter(|l0| l0.0 > purged).min();
         let complete = view.first_unindexed(view.indexed_from) == view.runs.len();
         complete && first.is_some_and(|l0| l0 <= self.seen_by_all(view))
     }

@@ -17,6 +17,8 @@ use loosekv_shm::scope;
 
 /// Smallest free piece that is used for part of a larger allocation.
 const LEAST_PIECE: u32 = 32;
+/// A slice of a merge is made of about so many pieces, at most.
+const PIECES_OF_SLICE: u32 = 4;
 
 impl Ledger {
     /// For the flip that hands these extents out: the version up to which freed extents are used again from here on, if
@@ -28,9 +30,9 @@ impl Ledger {
 }
 
 impl<H: Host> Tree<'_, H> {
-    /// Takes `pages` of the page store for something under construction; see [`Building`].
-    pub(super) fn take_extents(&self, pages: u32) -> Result<Vec<Extent>> {
-        self.take_with(|free| free.take_scattered(pages, LEAST_PIECE))
+    /// Takes `pages` of the page store for something under construction, in pieces of at least so many; see [`Building`].
+    fn take_extents(&self, pages: u32, least: u32) -> Result<Vec<Extent>> {
+        self.take_with(|free| free.take_scattered(pages, least))
     }
 
     /// As [`Tree::take_extents`], in one piece.
@@ -294,6 +296,8 @@ pub(super) struct Building<'t, 'a, H: Host> {
     pub written: u64,
     /// How much memory the writer may take for what it keeps aside.
     memory: usize,
+    /// Pages of a piece, at least.
+    least: u32,
 }
 
 /// Pages handed to the host at once.
@@ -307,9 +311,10 @@ fn first_taken(estimate: u64) -> u32 {
 
 impl<'t, 'a, H: Host> Building<'t, 'a, H> {
     pub fn new(tree: &'t Tree<'a, H>, estimate: u64, memory: usize) -> Result<Self> {
-        let taken = tree.take_extents(first_taken(estimate))?;
+        let least = LEAST_PIECE;
+        let taken = tree.take_extents(first_taken(estimate), least)?;
         let batch = Vec::with_capacity(BATCH);
-        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, memory })
+        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, memory, least })
     }
 
     fn extent(&self) -> Result<Extent> {
@@ -335,7 +340,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
         self.used = 0;
         if self.filling == self.taken.len() {
             let sofar: u32 = self.taken.iter().map(|e| e.pages).sum();
-            let more = self.tree.take_extents((sofar / 2).clamp(32, MOST_TAKEN))?;
+            let more = self.tree.take_extents((sofar / 2).clamp(32, MOST_TAKEN), self.least)?;
             self.taken.extend(more);
         }
         Ok(())
@@ -375,7 +380,9 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
 
     /// After a piece was committed: takes extents for the next.
     pub fn go_on(&mut self, estimate: u64) -> Result<()> {
-        self.taken = self.tree.take_extents(first_taken(estimate))?;
+        // What a merge gives back are small pieces at first. They grow together, and a run of fewer is read faster.
+        self.least = LEAST_PIECE.max(first_taken(estimate) / PIECES_OF_SLICE);
+        self.taken = self.tree.take_extents(first_taken(estimate), self.least)?;
         Ok(())
     }
 }

@@ -96,7 +96,9 @@ pub fn pick(
     tidying: Tidying,
 ) -> Option<Pick> {
     if let Some(job) = begun(runs) {
-        return Some(Pick::Merge(job));
+        // If it takes long, or fails again and again, writers are not to wait for it.
+        let newer = runs.get(..job.runs.start).and_then(|newer| full_level(newer, options.fan_in as usize));
+        return newer.and_then(|newer| keep_apart(runs, newer)).or(Some(job)).map(Pick::Merge);
     }
     if effort != Effort::All {
         if let Some(job) = chain_to_move(runs, options.fan_in as usize) {
@@ -304,7 +306,8 @@ mod tests {
         let mut runs = vec![run(0, 1); 4];
         runs.extend([cut(1), cut(1), cut(2), run(2, 1), run(2, 500)]);
         for effort in [Effort::Writing, Effort::All] {
-            assert_eq!(pick(&runs, None, &options(), effort), merge(4..8, 2));
+            assert_eq!(pick(&runs, None, &options(), effort), merge(0..4, 1), "nobody waits for it");
+            assert_eq!(pick(&runs[1..], None, &options(), effort), merge(3..7, 2));
         }
     }
 

@@ -247,6 +247,13 @@ impl<H: Host> Shared<H> {
             .map_err(|_| self.full(Consumer::Versions))
     }
 
+    /// A copy of a run for superversions.
+    pub fn share(&self, run: &RunDesc) -> Result<Arc<RunDesc>> {
+        let full = || self.full(Consumer::Versions);
+        loosekv_shm::reserve_all_of_it(&[std::mem::size_of::<RunDesc>() + 16]).map_err(|_| full())?;
+        scope::with(|| run.try_clone().map(Arc::new)).map_err(|_| full())
+    }
+
     /// Replaces the current superversion by what `edit` makes of it (I8: an edit of the current one, under the latch).
     pub fn install(&self, edit: impl FnOnce(&SuperVersion) -> Result<SuperVersion>) -> Result<u64> {
         self.reserve_install()?;

@@ -16,6 +16,7 @@ use crate::extent::FreeSpace;
 use crate::host::{Flip, Host, Lagging, Work};
 use crate::manifest::RunDesc;
 use crate::page::PageBuf;
+use crate::pieces::Pieces;
 use crate::run::PageSource;
 use crate::tree::read::Pages;
 use crate::tree::shared::{Ledger, Shared};
@@ -155,16 +156,14 @@ impl<H: Host> Tree<'_, H> {
         self.shared.reserve_install()?;
         let changed = scope::with(|| -> Result<Arc<RunDesc>> {
             let mut there = run.try_clone().map_err(|_| self.shared.full(Consumer::Versions))?;
-            there.extents.clear();
-            there.extents.try_reserve_exact(extents.len()).map_err(|_| self.shared.full(Consumer::Versions))?;
-            there.extents.extend_from_slice(&extents);
+            there.extents = Pieces::try_of(&extents).map_err(|_| self.shared.full(Consumer::Versions))?;
             Ok(Arc::new(there))
         })?;
         self.commit(
             |next| {
                 let run = next.runs.iter_mut().find(|run| run.id == id);
                 let run = run.ok_or_else(|| Error::structure("a run vanished while it was moved"))?;
-                run.extents.clone_from(&extents);
+                run.extents = extents.clone().into();
                 Ok(())
             },
             room,

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::host::{Flip, Host};
 use crate::manifest::{close_gaps, RunDesc, ValueUse};
 use crate::mutation::Pause;
+use crate::pieces::Pieces;
 use crate::run::{Cut, PageSink, RunWriter};
 use crate::tree::compact::Merge;
 use crate::tree::ledger::Building;
@@ -28,7 +29,6 @@ use crate::tree::value_write::ValueWriter;
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
 use crate::types::{Extent, L0Id, PageNo, RunId, Writer};
-use loosekv_shm::scope;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::Arc;
 
@@ -91,8 +91,8 @@ impl Slices {
     }
 
     /// The merged run's extents, of which `last` were written after the last slice.
-    pub fn extents(&self, last: Vec<Extent>) -> Vec<Extent> {
-        [self.data.as_slice(), &last].concat()
+    pub fn extents(&self, last: Vec<Extent>) -> Pieces {
+        [self.data.as_slice(), &last].concat().into()
     }
 
     /// What the merged run points to, of which `last` came after the last slice.
@@ -118,12 +118,17 @@ impl Slices {
                 return None;
             };
             let skipped = cut.pages - input.run().first_page().min(cut.pages);
-            let extents = divide(&input.extents, skipped).1;
+            let extents = divide(&input.extents, skipped).1.into();
             // The newest that is left takes over the L0 ids of those that are gone.
             let last_l0 = last_l0.take().unwrap_or(input.last_l0);
             Some(RunDesc { extents, last_l0, cut: Some(cut), ..input.clone() })
         };
-        let inputs = self.inputs.iter().zip(left).map(cut).collect();
+        let mut inputs: Vec<Option<RunDesc>> = self.inputs.iter().zip(left).map(cut).collect();
+        let mut first = self.first_l0;
+        for run in inputs.iter_mut().rev().flatten() {
+            run.begin_at(first);
+            first = L0Id(run.last_l0.0 + 1);
+        }
         (inputs, gone)
     }
 }
@@ -143,7 +148,8 @@ fn divide(extents: &[Extent], pages: u32) -> (Vec<Extent>, Vec<Extent>) {
 }
 
 impl<H: Host> Tree<'_, H> {
-    /// Makes a slice of what was written since the last one, and cuts the inputs: this is `left` of them.
+    /// Makes a slice of what was written since the last one, and cuts the inputs: this is `left` of them. What is written next needs
+    /// extents ([`Building::go_on`]).
     pub(super) fn end_slice(
         &self,
         merge: &mut Merge<'_>,
@@ -164,13 +170,11 @@ impl<H: Host> Tree<'_, H> {
         let (first_l0, last_l0) = (slices.first_l0, L0Id(slices.first_l0.0 - 1));
         let (data, uses) = (divide(&used, data_pages).0, large.uses.clone());
         let (id, level, settled) = (RunId(0), merge.job.level, !merge.in_progress);
-        let (extents, values_there) = (used, large.uses);
+        let (extents, values_there) = (used.into(), large.uses);
         let mut slice = RunDesc { id, level, first_l0, last_l0, extents, values: values_there, shape, settled, cut };
         // What comes after the flip must not fail.
-        let full = |_| self.shared.full(crate::error::Consumer::Versions);
-        let shared = |run: &RunDesc| scope::with(|| run.try_clone().map(Arc::new)).map_err(full);
-        let changed = inputs.iter().flatten().map(shared).collect::<Result<Vec<_>>>()?;
-        let mut installed_slice = shared(&slice)?;
+        let changed = inputs.iter().flatten().map(|run| self.shared.share(run)).collect::<Result<Vec<_>>>()?;
+        let mut installed_slice = self.shared.share(&slice)?;
         self.shared.reserve_install()?;
         self.pause(Pause::MergeWritten);
         self.commit(
@@ -224,6 +228,6 @@ impl<H: Host> Tree<'_, H> {
         slices.ids.push(slice.id);
         slices.data.extend(data);
         slices.uses = slices.uses(uses);
-        building.go_on(u64::from(slices.each.unwrap_or(0)))
+        Ok(())
     }
 }

@@ -129,6 +129,18 @@ impl SuperVersion {
         Some(at)
     }
 
+    /// The L0 id by which the index is to name rows of the run at this place: its newest, or, for a slice, that of the newest run
+    /// that was cut for it. In superversions of before, the way from there leads over all runs that had the slice's rows.
+    pub fn newest_l0(&self, at: usize) -> L0Id {
+        let mut owner = at;
+        if self.runs.get(at).is_some_and(|run| run.is_slice()) {
+            while owner > 0 && self.is_cut(owner - 1) {
+                owner -= 1;
+            }
+        }
+        self.runs.get(owner).map_or(L0Id(0), |run| run.last_l0)
+    }
+
     /// The runs that may hold what `l0` held: more than one where some were cut.
     pub fn runs_of(&self, l0: L0Id) -> Option<impl Iterator<Item = &RunDesc>> {
         let runs = self.runs.get(self.run_of(l0)?..)?;
@@ -139,8 +151,11 @@ impl SuperVersion {
 
     /// Whether a merge of this run, among others, was begun.
     pub fn is_being_merged(&self, at: usize) -> bool {
-        let cut = |at: usize| self.runs.get(at).is_some_and(|run| run.cut.is_some());
-        cut(at) || at.checked_sub(1).is_some_and(cut)
+        self.is_cut(at) || at.checked_sub(1).is_some_and(|newer| self.is_cut(newer))
+    }
+
+    fn is_cut(&self, at: usize) -> bool {
+        self.runs.get(at).is_some_and(|run| run.cut.is_some())
     }
 
     /// Place in `runs` of the newest one that begins below `indexed_from`.
@@ -169,7 +184,9 @@ fn close_gaps(mut runs: Vec<Arc<RunDesc>>) -> Vec<Arc<RunDesc>> {
     let mut next = L0Id(1);
     for run in runs.iter_mut().rev() {
         if run.first_l0 != next {
-            *run = Arc::new(RunDesc { first_l0: next, ..(**run).clone() });
+            let mut changed = (**run).clone();
+            changed.begin_at(next);
+            *run = Arc::new(changed);
         }
         next = L0Id(run.last_l0.0 + 1);
     }

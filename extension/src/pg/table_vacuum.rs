@@ -117,7 +117,7 @@ pub fn live_rows(open: &Open) -> f64 {
         let view = shared.current.pin::<PgHost>();
         (view.indexed_from, view.memtables().map(|memtable| memtable.table.rows()).sum::<u64>())
     };
-    let complete = runs.first().is_none_or(|oldest| indexed_from <= oldest.last_l0);
+    let complete = runs.first().is_none_or(|oldest| indexed_from <= oldest.first_l0);
     let on_disk = if complete { shared.index.rows() } else { in_runs.saturating_sub(tombstones) };
     (on_disk + in_memtables) as f64
 }

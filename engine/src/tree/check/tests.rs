@@ -91,12 +91,12 @@ impl Table {
 
     /// Page `index` of a run, changed.
     fn change(&self, run: &RunDesc, index: u32, how: impl FnOnce(&mut PageBuf)) {
-        let (no, _) = crate::run::locate(&run.extents, index).unwrap();
+        let (no, _) = run.extents.locate(index).unwrap();
         how(&mut self.host.world.borrow_mut().disk.pages[no.0 as usize]);
     }
 
     fn swap(&self, run: &RunDesc, a: u32, b: u32) {
-        let place = |index| crate::run::locate(&run.extents, index).unwrap().0 .0 as usize;
+        let place = |index| run.extents.locate(index).unwrap().0 .0 as usize;
         let mut world = self.host.world.borrow_mut();
         let first = world.disk.pages[place(a)].clone();
         world.disk.pages[place(a)] = world.disk.pages[place(b)].clone();
@@ -246,7 +246,7 @@ fn what_memory_says_of_a_run() {
         ("its keys go from", |run| run.shape.max_key.push(7)),
         ("its footer says", |run| run.last_l0 = L0Id(run.last_l0.0 + 10)),
         ("fence pages", |run| run.shape.fence_levels += 1),
-        ("pages in the manifest", |run| run.extents[0].pages -= 1),
+        ("pages in the manifest", |run| run.extents.change(|extents| extents[0].pages -= 1)),
         ("the footer is that of another run", |run| run.shape.bytes += 1),
     ];
     for (expected, how) in changes {
@@ -279,7 +279,10 @@ fn a_settled_run_with_an_unfinished_writer() {
 fn manifests_that_are_broken() {
     let changes: [Breaking<Manifest>; 9] = [
         ("belongs to", |m| m.values[0].start = m.runs[0].extents[0].start),
-        ("is used twice", |m| m.runs[0].extents[0].seq = m.runs[1].extents[0].seq),
+        ("is used twice", |m| {
+            let other = m.runs[1].extents[0].seq;
+            m.runs[0].extents.change(|extents| extents[0].seq = other);
+        }),
         ("are not within", |m| m.allocated = 5),
         ("was not given out", |m| m.next_seq = ExtentSeq(2)),
         ("where 2 was to come", |m| m.runs[1].first_l0 = L0Id(7)),

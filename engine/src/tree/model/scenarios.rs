@@ -331,35 +331,58 @@ fn a_merge_of_all_needs_little_room() {
     assert!(keys.iter().all(|key| run.get(key).as_deref() == Some(&body)));
 }
 
-impl Run {
-    /// Three runs of the same sixty keys, the first of which the last run deletes, and a merge of them that was begun and failed.
-    /// The snapshot that is held is older than the last run.
-    fn with_a_merge_begun() -> Run {
+/// Three runs of sixty keys, by one writer each, of which the highest deletes the first key, and a merge of them that was begun and
+/// failed. The snapshot that is held does not see that writer.
+struct Begun {
+    run: Run,
+    writers: [u64; 3],
+}
+
+impl Begun {
+    fn new(writers: [u64; 3]) -> Begun {
         let run = calm();
-        for writer in 1..4u64 {
-            let body = |i: u32| (writer < 3 || i > 0).then(|| vec![writer as u8; 300]);
-            let rows: Vec<_> = (0..60).map(|i| (sixty(i), body(i))).collect();
-            let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(k, b)| (k.as_slice(), b.as_deref())).collect();
-            if writer == 3 {
+        let highest = writers.into_iter().max().unwrap_or(0);
+        let mut deleted = false;
+        for writer in writers {
+            if writer == highest {
                 let mut world = run.host.world.borrow_mut();
+                world.next_writer = writers.into_iter().filter(|other| *other < highest).max().unwrap_or(0) + 1;
                 let now = world.snapshot();
                 world.hold(now);
             }
+            let body = |i: u32| (i > 0 || writer != highest).then(|| vec![writer as u8; 300]);
+            let rows: Vec<_> = (u32::from(deleted)..60).map(|i| (sixty(i), body(i))).collect();
+            let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(k, b)| (k.as_slice(), b.as_deref())).collect();
             run.flush(writer, &rows);
+            deleted |= writer == highest;
         }
         run.host.world.borrow_mut().faults.flips = Some(12);
         assert!(run.tree().compact_one(true).is_err());
         run.host.world.borrow_mut().faults.flips = None;
-        assert!(run.runs_cut() > 0 && run.has_the_sixty());
-        run
+        let begun = Begun { run, writers };
+        begun.is_right();
+        assert!(begun.runs_cut() > 0);
+        begun
     }
 
     fn runs_cut(&self) -> usize {
-        self.tree().pin().runs.iter().filter(|run| run.cut.is_some()).count()
+        self.run.tree().pin().runs.iter().filter(|run| run.cut.is_some()).count()
     }
 
-    fn has_the_sixty(&self) -> bool {
-        (0..60).all(|i| self.get(&sixty(i)) == (i > 0).then(|| vec![3; 300]))
+    fn is_right(&self) {
+        let newest = |i| (i > 0).then(|| vec![self.writers[2] as u8; 300]);
+        assert!((0..60).all(|i| self.run.get(&sixty(i)) == newest(i)));
+        check::sound(&self.run.tree());
+    }
+
+    /// The index is made anew.
+    fn index_anew(&self) {
+        let (tree, budget) = (self.run.tree(), &self.run.host.budgets.key_index);
+        budget.limit.store(0, Relaxed);
+        self.run.flush(20, &[(b"other", Some(b"row"))]);
+        budget.limit.store(u64::MAX, Relaxed);
+        while tree.rebuild_index().unwrap() {}
+        assert!(tree.shared().coverage().complete);
     }
 }
 
@@ -370,34 +393,30 @@ fn sixty(i: u32) -> [u8; 4] {
 /// A merge that a crash cut short goes on: what it had given back is in its slices.
 #[test]
 fn a_merge_that_was_begun_is_merged_whole() {
-    let mut run = Run::with_a_merge_begun();
-    check::sound(&run.tree());
-    run.crash();
-    assert!(run.runs_cut() > 0 && run.has_the_sixty());
-    while run.tree().rebuild_index().unwrap() {}
-    assert!(run.tree().shared().coverage().complete && run.has_the_sixty());
-    check::sound(&run.tree());
-    assert!(run.tree().compact_one(false).unwrap());
-    assert!(run.runs_cut() == 0 && run.has_the_sixty());
-    assert_eq!(run.tree().pin().runs.len(), 1);
-    check::sound(&run.tree());
+    let mut begun = Begun::new([1, 2, 3]);
+    begun.run.crash();
+    begun.is_right();
+    assert!(begun.runs_cut() > 0);
+    while begun.run.tree().rebuild_index().unwrap() {}
+    assert!(begun.run.tree().shared().coverage().complete);
+    begun.is_right();
+    assert!(begun.run.tree().compact_one(false).unwrap());
+    begun.is_right();
+    assert_eq!((begun.runs_cut(), begun.run.tree().pin().runs.len()), (0, 1));
 }
 
-/// The index, made anew, finds what is in a slice by the oldest run of the merge; a tombstone there is no older for that.
+/// The index, made anew, finds what is in a slice by the newest run of the merge; a tombstone of another run is not older for that.
 pub(super) fn a_tombstone_in_a_slice_is_purged_when_all_see_it() {
-    let run = Run::with_a_merge_begun();
-    let (tree, budget) = (run.tree(), &run.host.budgets.key_index);
-    budget.limit.store(0, Relaxed);
-    run.flush(4, &[(b"other", Some(b"row"))]);
-    budget.limit.store(u64::MAX, Relaxed);
-    while tree.rebuild_index().unwrap() {}
-    assert_eq!(tree.shared().index.get(&sixty(0)).unwrap().l0, L0Id(1));
+    let begun = Begun::new([1, 9, 2]);
+    begun.index_anew();
+    let tree = begun.run.tree();
+    assert_eq!(tree.shared().index.get(&sixty(0)).unwrap().l0, L0Id(3));
     let mut sweep = SweepCursor::new();
     while !sweep.is_done() {
         tree.sweep_tombstones(&mut sweep).unwrap();
     }
     let mut out = RowBuf::default();
-    let before = |head: &Head, _: &Hint<'_>| if head.writer < Writer(3) { Verdict::Take } else { Verdict::Skip };
+    let before = |head: &Head, _: &Hint<'_>| if head.writer < Writer(9) { Verdict::Take } else { Verdict::Skip };
     assert!(tree.find(&sixty(0), before, &mut out).unwrap().taken, "who does not see it deleted finds it no more");
 }
 
