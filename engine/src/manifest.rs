@@ -11,8 +11,8 @@
 //!      | shape | of what was cut: key, data pages |
 //! ```
 //!
-//! The format is 2 while there are cuts, else 1. A change of the runs or of the value extents writes a new body into fresh pages and then flips the meta page to it; a
-//! change of the log extents alone rewrites the meta page only. Sums are FNV-1a over the bytes, so that a body that belongs to another
+//! The format is 2 while there are cuts, else 1. A change of the runs or of the value extents writes a new body into fresh pages and
+//! then flips the meta page to it; a change of the log extents alone rewrites the meta page only. Sums are FNV-1a over the bytes, so that a body that belongs to another
 //! flip is found even where the host's checksums are off.
 //!
 //! Keeps I1 (runs partition the L0 ids), I13 (high-water marks never fall), I16 (what a run points into is named).

@@ -8,7 +8,7 @@
 //! runs that a merge would make one as that merge takes. What becomes of them, and of a merge of all, goes to the level where
 //! runs of so many flushes belong: on a lower one it would soon be written again, with far fewer new rows.
 //!
-//! A merge that was begun, and cut short by a crash or an error, goes before all.
+//! A merge that was begun, and cut short by a crash or an error, goes before all but full levels of newer runs.
 //!
 //! Runs of a level whose keys follow each other are a *chain*: rows that came in the order of their keys. A scan reads the runs of a
 //! chain one after the other, a merge would write the same rows in the same order. So a chain counts as one run, until it is very

@@ -13,7 +13,8 @@
 //! a run that has handed over what he looks for goes on to its older neighbour, and so to the slice ([`SuperVersion::run_with`]).
 //! In the end the slices' data pages become those of the merged run; what leads to them is written once more.
 //!
-//! After a crash, or an error, a merge that was begun is what is merged next ([`super::pick`]): its runs and slices, whole.
+//! After a crash, or an error, a merge that was begun is merged before all but full levels of newer runs ([`super::pick`]): its runs
+//! and slices, whole.
 //!
 //! Keeps I1 (a slice covers no L0 ids of its own), I6 and I8 to I11, as every merge does.
 
