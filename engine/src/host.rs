@@ -34,6 +34,8 @@ pub trait Host: Sized + 'static {
     const NAME_PENDING: bool;
     /// Merges ask for every page beforehand, instead of leaving that to the system after a while.
     const MERGES_ASK: bool = false;
+    /// While rows are being written, so many times as much garbage is put up with.
+    const GARBAGE_WHILE_WRITING: u64 = 2;
     /// What is worth tidying while nobody writes, see [`crate::tree`]: a run that is at most so many times as large as those that are
     /// merged with it.
     const TIDY_RATIO: u64 = 4;

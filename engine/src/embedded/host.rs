@@ -132,6 +132,7 @@ impl Host for EmbeddedHost {
     /// Of many runs at once the system would read more ahead than a small machine has room for.
     const MERGES_ASK: bool = true;
     /// Nothing logs what a merge writes.
+    const GARBAGE_WHILE_WRITING: u64 = 1;
     const TIDY_RATIO: u64 = 10;
     const A_RUN_MORE: u64 = 1024;
     /// Large values are logged with their rows, so that one frame is all there is of a batch; flushes take them out.
@@ -257,8 +258,9 @@ impl Host for EmbeddedHost {
         Ok(())
     }
 
-    fn merging(&self, _tree: &Tree<'_, Self>) -> Result<()> {
+    fn merging(&self, tree: &Tree<'_, Self>) -> Result<()> {
         self.health.check()?;
+        self.pace.set_garbage(tree.shared().garbage_beyond());
         self.pace.let_flush_pass();
         match self.pace.is_stopped() {
             true => Err(Error::Unavailable("the store is being closed".into())),

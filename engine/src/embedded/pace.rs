@@ -3,6 +3,9 @@
 //! The delay of a write grows with the square of the pressure, from nothing at the soft limits to its full size at the
 //! hard ones, so that writers and background meet at a steady rate rather than in stops and bursts. Only where the disk
 //! cannot keep up at all do writers wait, at the hard limit of frozen memtables: the queue is bounded.
+//!
+//! Rows that are written again and again leave garbage faster than a merge of everything drops it. Where there is more of it than
+//! such a merge is begun for, writers are slowed as well, but gently: a store that takes more room for a while is none that fails.
 
 use super::health::{lock, Health};
 use super::metrics::{add, nanos, Counters};
@@ -17,6 +20,10 @@ const FULL_DELAY_PER_KIB: u64 = 400_000;
 /// Shorter delays than this are saved up.
 const SHORTEST_SLEEP: u64 = 250_000;
 const LONGEST_SLEEP: u64 = 1_000_000;
+/// So much garbage beyond what starts a merge of everything, as a part of what is live, makes for as much pressure as garbage can ...
+const MUCH_GARBAGE: f64 = 0.5;
+/// ... which is so much.
+const MOST_BY_GARBAGE: f64 = 0.5;
 /// How long to wait until an attempt that failed for want of room is made again.
 const RETRY: Duration = Duration::from_millis(200);
 /// With so few cores writers, a flush and a merge are in each other's way.
@@ -37,6 +44,8 @@ pub struct Pace {
     changed: Condvar,
     frozen: AtomicU32,
     runs: AtomicU32,
+    /// Pressure by garbage, in millionths.
+    garbage: AtomicU32,
     /// Delay that is owed, in nanoseconds.
     owed: AtomicU64,
 }
@@ -90,6 +99,7 @@ impl Pace {
             changed: Condvar::new(),
             frozen: AtomicU32::new(0),
             runs: AtomicU32::new(0),
+            garbage: AtomicU32::new(0),
             owed: AtomicU64::new(0),
         }
     }
@@ -236,13 +246,20 @@ impl Pace {
         self.frozen.store(frozen, Ordering::Relaxed);
     }
 
+    /// How much garbage there is beyond what starts a merge of everything, as a part of what is live.
+    pub fn set_garbage(&self, beyond: f64) {
+        let pressure = (beyond / MUCH_GARBAGE).clamp(0.0, 1.0) * MOST_BY_GARBAGE;
+        self.garbage.store((pressure * 1e6) as u32, Ordering::Relaxed);
+    }
+
     /// From 0 (no delay) to 1.
     pub fn pressure(&self) -> f64 {
         let part = |now: &AtomicU32, (soft, hard): (u32, u32)| {
             let over = f64::from(now.load(Ordering::Relaxed)) - f64::from(soft);
             (over / f64::from(hard.saturating_sub(soft).max(1))).clamp(0.0, 1.0)
         };
-        part(&self.frozen, self.limits.frozen).max(part(&self.runs, self.limits.runs))
+        let garbage = f64::from(self.garbage.load(Ordering::Relaxed)) / 1e6;
+        part(&self.frozen, self.limits.frozen).max(part(&self.runs, self.limits.runs)).max(garbage)
     }
 
     /// Nanoseconds by which a write of so many bytes is to be delayed now: short delays are saved up.
@@ -294,6 +311,19 @@ mod tests {
         }
         pace.set(0, 20);
         assert!((pace.pressure() - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn garbage_slows_gently() {
+        let pace = Pace::new(&Options::default());
+        let pressure = |beyond| {
+            pace.set_garbage(beyond);
+            pace.pressure()
+        };
+        assert_eq!(pressure(0.0), 0.0);
+        assert!(pressure(0.1) > 0.0 && pressure(0.2) > pressure(0.1));
+        assert_eq!(pressure(100.0), MOST_BY_GARBAGE);
+        assert_eq!(pressure(0.0), 0.0);
     }
 
     #[test]

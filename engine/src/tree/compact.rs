@@ -17,7 +17,7 @@ use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter, Scratch};
 use crate::tree::chain::Chain;
 use crate::tree::ledger::Building;
-use crate::tree::pick::{pick, Effort, Garbage, Job, Pick, RunInfo, Tidying};
+use crate::tree::pick::{pick, pick_newer, Effort, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
@@ -42,6 +42,8 @@ pub(super) struct Merge<'v> {
     pub slices: Slices,
     pub in_progress: bool,
     pub superseded: Option<Writer>,
+    /// It is done in the midst of another one.
+    nested: bool,
     /// Since the last slice.
     changed: Vec<Changed>,
 }
@@ -99,10 +101,10 @@ impl<H: Host> Tree<'_, H> {
         };
         if let Some(desc) = view.runs.get(at).filter(|_| !matches!(self.holds_aborted(&view, at), Ok(false))) {
             let level = desc.level;
-            return match view.is_being_merged(at) {
+            return match view.merge_of(at) {
                 // That merge comes first, and does as much.
-                true => self.compact_one(false),
-                false => self.do_job(&view, &Job { runs: at..at + 1, level }).map(|()| true),
+                Some(_) => self.compact_one(false),
+                None => self.do_job(&view, &Job { runs: at..at + 1, level }).map(|()| true),
             };
         }
         self.describe(view.runs.get(at..at + 1).unwrap_or_default(), |run| run.settled = true)?;
@@ -165,6 +167,10 @@ impl<H: Host> Tree<'_, H> {
     /// Merges the runs of a job, or rewrites the one there is. To be given the runs alone: memtables are frozen and flushed meanwhile, and
     /// those of its beginning would fill the memory.
     pub(super) fn do_job(&self, view: &SuperVersion, job: &Job) -> Result<()> {
+        self.do_merge(view, job, false)
+    }
+
+    fn do_merge(&self, view: &SuperVersion, job: &Job, nested: bool) -> Result<()> {
         let inputs = view.runs.get(job.runs.clone()).unwrap_or_default();
         let pages = self.shared.tail().1;
         let slices = Slices::new(inputs, self.host.horizon().oldest(), pages)?;
@@ -175,7 +181,8 @@ impl<H: Host> Tree<'_, H> {
         let mut building = Building::new(self, estimate, self.host.aside_memory())?;
         let (moved_bytes, moved) = self.to_be_moved(inputs);
         let mut values = ValueWriter::new(self, moved_bytes, moved);
-        let mut merge = Merge { view, job, slices, in_progress: false, superseded: None, changed: Vec::new() };
+        let (in_progress, superseded, changed) = (false, None, Vec::new());
+        let mut merge = Merge { view, job, slices, in_progress, superseded, nested, changed };
         let shape = self.merge(&mut merge, &mut building, &mut values)?;
         let (used, mut unused) = building.finish()?;
         let large = values.finish(&mut unused)?;
@@ -271,7 +278,8 @@ impl<H: Host> Tree<'_, H> {
             key.extend_from_slice(next);
             if merge.slices.is_due(&writer) {
                 self.end_slice(merge, &mut writer, values, sources.left(view))?;
-                // It would keep what was just given back.
+                stale.rest();
+                self.merge_newer(merge)?;
                 stale.renew();
                 writer.sink().go_on(merge.slices.each().map_or(0, u64::from))?;
             }
@@ -318,6 +326,22 @@ impl<H: Host> Tree<'_, H> {
             }
         }
         Ok(writer.finish()?.0)
+    }
+
+    /// Merges a level of newer runs that has become full since the merge began: writers and readers are not to wait for the end of
+    /// a long one. To be called after a slice, when the merge owns nothing that the manifest does not know.
+    fn merge_newer(&self, merge: &Merge<'_>) -> Result<()> {
+        if merge.nested {
+            return Ok(());
+        }
+        let view = self.pin().of_runs();
+        let newer = view.runs.iter().position(|run| merge.slices.has(run.id)).and_then(|at| view.runs.get(..at));
+        let newer = infos(newer.unwrap_or_default(), view.flushed, self.host.horizon().oldest());
+        match pick_newer(&newer, &self.shared.options.get()) {
+            Some(Pick::Merge(job)) => self.do_merge(&view, &job, true),
+            Some(Pick::Move(job)) => self.move_runs(&view, &job),
+            None => Ok(()),
+        }
     }
 
     /// What the index is to say of the keys that the merge changed: for those of which nothing was kept, the newest
@@ -414,21 +438,7 @@ impl<H: Host> Shared<H> {
         let sought = if self.told.load(Relaxed) { self.sought.load(Relaxed) } else { 0 };
         let paid = sought.saturating_mul(H::A_RUN_MORE);
         let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
-        pick(&infos(view, oldest), self.garbage(view), &self.options.get(), effort, tidying)
-    }
-
-    /// How much garbage there is: a complete index knows how many keys there are, and all versions but one of each are
-    /// garbage. `None`: nobody knows.
-    fn garbage(&self, view: &SuperVersion) -> Option<Garbage> {
-        let rows: u64 = view.runs.iter().map(|run| run.rows()).sum();
-        if view.first_unindexed(view.indexed_from) == view.runs.len() {
-            let live = self.index.rows();
-            return Some(Garbage { dead: rows.saturating_sub(live), live });
-        }
-        // Who looks at a key before he writes it says what he has replaced.
-        let dead = self.counters.rows_replaced.load(Relaxed);
-        let blind = self.counters.rows_blind.load(Relaxed);
-        (blind == 0).then(|| Garbage { dead: dead.min(rows), live: rows.saturating_sub(dead) })
+        pick(&infos(&view.runs, view.flushed, oldest), self.room(view, effort), &self.options.get(), effort, tidying)
     }
 }
 
@@ -442,9 +452,9 @@ fn fate_of(horizon: &mut impl Horizon, head: &Head, settled: Option<Fate>) -> Fa
 }
 
 /// What `pick` looks at. Tombstones count only where a merge could drop them.
-fn infos(view: &SuperVersion, oldest: Writer) -> Vec<RunInfo> {
+fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, oldest: Writer) -> Vec<RunInfo> {
     let mut newer: Option<(u8, Chain<'_>)> = None;
-    let infos = view.runs.iter().map(|run| {
+    let infos = runs.iter().map(|run| {
         // A merge of runs that are chained would drop nothing.
         let plain = run.shape.has_each_key_once() && run.shape.tombstones == 0;
         let chained = plain && newer.as_mut().is_some_and(|(level, chain)| *level == run.level && chain.take_in(run));
@@ -458,7 +468,7 @@ fn infos(view: &SuperVersion, oldest: Writer) -> Vec<RunInfo> {
             rows: run.rows(),
             tombstones: if run.shape.max_writer < oldest { run.shape.tombstones } else { 0 },
             flushes,
-            age: (view.flushed.0 - run.last_l0.0.min(view.flushed.0)) / flushes,
+            age: (flushed.0 - run.last_l0.0.min(flushed.0)) / flushes,
             finished: run.settled || run.shape.max_writer < oldest,
             chained,
             cut: run.cut.is_some(),

@@ -29,6 +29,7 @@ mod check;
 mod compact;
 mod flush;
 mod follow;
+mod garbage;
 mod given_up;
 mod guide;
 mod indexing;

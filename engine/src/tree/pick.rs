@@ -2,19 +2,22 @@
 //!
 //! Runs stand by age, newest first; levels ascend with age. Only neighbours in age are merged (I1), all runs of a level
 //! at once: when a level has `fan_in` runs they become one run of the next. Two more reasons: there is more garbage than the
-//! space amplification allows, and the runs above the oldest one have grown enough to make a merge of all worth its while;
+//! space amplification allows, and the runs above the oldest one have grown enough to make a merge of all worth its while (which goes
+//! before full levels where the garbage is known: they are part of it);
 //! a run consists largely of tombstones, or has had some for long. And runs are *tidied*: ordered reads begin in every run, and
 //! the fewer there are the faster they are. That is done while nobody writes, and when scans have spent as much on beginning in
 //! runs that a merge would make one as that merge takes. What becomes of them, and of a merge of all, goes to the level where
 //! runs of so many flushes belong: on a lower one it would soon be written again, with far fewer new rows.
 //!
-//! A merge that was begun, and cut short by a crash or an error, goes before all but full levels of newer runs.
+//! A merge that was begun, and cut short by a crash or an error, goes before all but full levels of newer runs. Those do not wait for
+//! the end of a long merge either ([`pick_newer`]).
 //!
 //! Runs of a level whose keys follow each other are a *chain*: rows that came in the order of their keys. A scan reads the runs of a
 //! chain one after the other, a merge would write the same rows in the same order. So a chain counts as one run, until it is very
 //! long; and where a chain is all there is in the first level it moves to the next as it is.
 
 use crate::options::TreeOptions;
+use crate::tree::garbage::Room;
 use std::ops::Range;
 
 /// What the decision looks at.
@@ -36,17 +39,10 @@ pub struct RunInfo {
     pub cut: bool,
 }
 
-/// Row versions that a merge of everything would drop, as far as is known, and the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Garbage {
-    pub dead: u64,
-    pub live: u64,
-}
-
 /// How much work is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Rows are being written: more garbage is put up with, for every merge is written, too.
+    /// Rows are being written.
     Writing,
     AtRest,
     /// Nobody is going to write for a while, most likely: runs are tidied, whoever pays for it.
@@ -87,18 +83,12 @@ impl Pick {
     }
 }
 
-/// What is due. `garbage`: `None` if nothing is known about it.
-pub fn pick(
-    runs: &[RunInfo],
-    garbage: Option<Garbage>,
-    options: &TreeOptions,
-    effort: Effort,
-    tidying: Tidying,
-) -> Option<Pick> {
+/// What is due.
+pub fn pick(runs: &[RunInfo], room: Room, options: &TreeOptions, effort: Effort, tidying: Tidying) -> Option<Pick> {
     if let Some(job) = begun(runs) {
         // If it takes long, or fails again and again, writers are not to wait for it.
-        let newer = runs.get(..job.runs.start).and_then(|newer| full_level(newer, options.fan_in as usize));
-        return newer.and_then(|newer| keep_apart(runs, newer)).or(Some(job)).map(Pick::Merge);
+        let newer = runs.get(..job.runs.start).and_then(|newer| pick_newer(newer, options));
+        return newer.or(Some(Pick::Merge(job)));
     }
     if effort != Effort::All {
         if let Some(job) = chain_to_move(runs, options.fan_in as usize) {
@@ -107,12 +97,25 @@ pub fn pick(
     }
     let job = match effort {
         Effort::All => whole(runs, options),
-        _ => full_level(runs, options.fan_in as usize)
-            .or_else(|| space(runs, garbage, options, effort))
+        // What is merged with everything, for that is known to be worth it, need not be merged by itself before. Levels that fill
+        // meanwhile do not wait for it.
+        _ => space(runs, room, options)
+            .filter(|_| room.garbage.is_some())
+            .or_else(|| full_level(runs, options.fan_in as usize))
+            .or_else(|| space(runs, room, options))
             .or_else(|| tombstones(runs, options))
             .or_else(|| tidy(runs, options, effort, tidying)),
     };
     keep_apart(runs, job?).map(Pick::Merge)
+}
+
+/// What does not wait for a merge that was begun: full levels of the runs that are newer than those of the merge.
+pub fn pick_newer(newer: &[RunInfo], options: &TreeOptions) -> Option<Pick> {
+    let fan_in = options.fan_in as usize;
+    if let Some(job) = chain_to_move(newer, fan_in) {
+        return Some(Pick::Move(job));
+    }
+    keep_apart(newer, full_level(newer, fan_in)?).map(Pick::Merge)
 }
 
 /// A merge that was begun and has not ended: its runs and slices, of which the last is whole.
@@ -200,19 +203,14 @@ fn full_level(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
     job
 }
 
-fn space(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Job> {
+fn space(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Option<Job> {
     let (oldest, above) = runs.split_last()?;
-    let percent = u64::from(options.space_percent) * if effort == Effort::Writing { WHILE_WRITING } else { 1 };
-    let allowed = |of: u64| of.saturating_mul(percent) / 100;
     // Rows that are new are no garbage. But what cannot be dropped yet, for somebody may still see it, must not be merged
     // again and again.
-    let grown = above.iter().map(|r| r.bytes).sum::<u64>() > allowed(oldest.bytes);
-    let dirty = garbage.is_none_or(|garbage| garbage.dead > allowed(garbage.live));
+    let grown = above.iter().map(|r| r.bytes).sum::<u64>() > oldest.bytes.saturating_mul(room.percent) / 100;
+    let dirty = room.garbage.is_none_or(|garbage| garbage.beyond(room.percent) > 0.0);
     (above.len() > 1 && grown && dirty).then(|| whole(runs, options)).flatten()
 }
-
-/// While rows are being written, so many times more garbage is allowed.
-const WHILE_WRITING: u64 = 2;
 
 /// The age at which a run is old, as a multiple of the fan-in: a full level has merged it long before, mostly.
 const OLD: u64 = 2;
@@ -262,6 +260,7 @@ fn tidy(runs: &[RunInfo], options: &TreeOptions, effort: Effort, Tidying { ratio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::garbage::Garbage;
 
     fn run(level: u8, bytes: u64) -> RunInfo {
         RunInfo {
@@ -285,7 +284,11 @@ mod tests {
     const UNPAID: Tidying = Tidying { ratio: 4, paid: 0 };
 
     fn pick(runs: &[RunInfo], garbage: Option<Garbage>, options: &TreeOptions, effort: Effort) -> Option<Pick> {
-        super::pick(runs, garbage, options, effort, UNPAID)
+        super::pick(runs, room(garbage, options), options, effort, UNPAID)
+    }
+
+    fn room(garbage: Option<Garbage>, options: &TreeOptions) -> Room {
+        Room { garbage, percent: options.space_percent.into() }
     }
 
     fn options() -> TreeOptions {
@@ -381,7 +384,27 @@ mod tests {
         let pick = |dead, effort| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), effort);
         assert_eq!(pick(200, Effort::AtRest), None);
         assert_eq!(pick(201, Effort::AtRest), merge(0..3, 2));
-        assert_eq!(pick(201, Effort::Writing), None);
+        assert_eq!(pick(201, Effort::Writing), merge(0..3, 2));
+    }
+
+    #[test]
+    fn a_merge_of_everything_goes_before_full_levels() {
+        let mut runs = vec![run(0, 90); 4];
+        runs.push(run(2, 50));
+        let pick = |dead| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), Effort::Writing);
+        assert_eq!(pick(200), merge(0..4, 1));
+        assert_eq!(pick(201), merge(0..5, 2));
+        assert_eq!(super::tests::pick(&runs, None, &options(), Effort::Writing), merge(0..4, 1), "nobody knows");
+    }
+
+    #[test]
+    fn newer_runs_do_not_wait_for_a_merge() {
+        let mut runs = vec![run(0, 1); 3];
+        assert_eq!(pick_newer(&runs, &options()), None);
+        runs.push(run(0, 1));
+        assert_eq!(pick_newer(&runs, &options()), merge(0..4, 1));
+        runs[1..].iter_mut().for_each(|run| run.chained = true);
+        assert_eq!(pick_newer(&runs, &options()), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
     }
 
     #[test]
@@ -405,7 +428,7 @@ mod tests {
         let new = [run(0, 3 * MB), run(0, 15 * MB), run(1, 125 * MB), run(1, 125 * MB)];
         assert_eq!(pick(&new, Effort::Tidy), None);
         let larger = Tidying { ratio: 10, paid: 0 };
-        assert_eq!(super::pick(&new, None, &loose, Effort::Tidy, larger), merge(0..3, 1));
+        assert_eq!(super::pick(&new, room(None, &loose), &loose, Effort::Tidy, larger), merge(0..3, 1));
         let large = [run(0, 600 * MB), run(1, 600 * MB), run(2, 9000 * MB)];
         assert_eq!(pick(&large, Effort::Tidy), None, "it would take long");
     }
@@ -414,7 +437,9 @@ mod tests {
     fn runs_are_tidied_when_scans_have_paid_for_it() {
         const MB: u64 = 1 << 20;
         let loose = TreeOptions { space_percent: 10_000, ..options() };
-        let pick = |runs: &[RunInfo], paid, effort| super::pick(runs, None, &loose, effort, Tidying { ratio: 4, paid });
+        let pick = |runs: &[RunInfo], paid, effort| {
+            super::pick(runs, room(None, &loose), &loose, effort, Tidying { ratio: 4, paid })
+        };
         let runs = [run(0, 2 * MB), run(0, 2 * MB), run(0, 12 * MB), run(1, 500 * MB)];
         // 4 MB that save scans one of three runs, or 16 MB that save two.
         let (one, two) = (3 * 4 * MB, 3 * 16 * MB / 2);
@@ -438,11 +463,11 @@ mod tests {
         assert_eq!(pick(&[of(0, 1), of(0, 4), of(2, 500)]), merge(0..2, 1));
         assert_eq!(pick(&[of(0, 1), of(0, 4), of(0, 500)]), merge(0..2, 0), "not above an older one");
         let all = [of(0, 100), of(0, 100)];
-        assert_eq!(super::pick(&all, None, &loose, Effort::All, UNPAID), merge(0..2, 3));
+        assert_eq!(super::pick(&all, room(None, &loose), &loose, Effort::All, UNPAID), merge(0..2, 3));
         // New runs fill the first level by themselves.
         let mut runs = vec![of(0, 1); 7];
         runs.push(of(1, 5));
-        assert_eq!(super::pick(&runs, None, &loose, Effort::Writing, UNPAID), None);
+        assert_eq!(super::pick(&runs, room(None, &loose), &loose, Effort::Writing, UNPAID), None);
     }
 
     #[test]

@@ -240,10 +240,10 @@ impl<H: Host> Shared<H> {
     /// Makes sure that the next `install` finds memory. It is what a flush, a merge and whatever takes keys out of the index end with,
     /// and what a memtable is frozen by, which is flushed then: all of them free memory.
     pub fn reserve_install(&self) -> Result<()> {
-        // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of.
+        // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of; and merges.
         let list = (self.current.pin::<H>().runs.len() + 1) * std::mem::size_of::<(L0Id, L0Id)>();
         let [version, generation, small, large] = RESERVE;
-        loosekv_shm::reserve_all_of_it(&[version, generation, small, large, list, list, list, list])
+        loosekv_shm::reserve_all_of_it(&[version, generation, small, large, list, list, list, list, list])
             .map_err(|_| self.full(Consumer::Versions))
     }
 

@@ -13,6 +13,8 @@
 //! a run that has handed over what he looks for goes on to its older neighbour, and so to the slice ([`SuperVersion::run_with`]).
 //! In the end the slices' data pages become those of the merged run; what leads to them is written once more.
 //!
+//! Between two slices a level of newer runs that has become full may be merged.
+//!
 //! After a crash, or an error, a merge that was begun is merged before all but full levels of newer runs ([`super::pick`]): its runs
 //! and slices, whole.
 //!

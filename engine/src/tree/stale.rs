@@ -28,23 +28,30 @@ pub(super) struct Stale<'t, 'a, H: Host> {
     rows: u64,
     /// Committed writers below this one are seen by all.
     oldest: Writer,
-    view: Pinned<H>,
+    /// `None`: it rests.
+    view: Option<Pinned<H>>,
     worthwhile: bool,
 }
 
 impl<'t, 'a, H: Host> Stale<'t, 'a, H> {
     pub fn new(tree: &'t Tree<'a, H>, last_l0: L0Id, rows: u64, oldest: Writer) -> Self {
-        let mut stale = Stale { tree, last_l0, rows, oldest, view: tree.pin(), worthwhile: false };
+        let mut stale = Stale { tree, last_l0, rows, oldest, view: None, worthwhile: false };
         stale.renew();
         stale
     }
 
     /// Takes note of the runs that have come since.
     pub fn renew(&mut self) {
-        self.view = self.tree.pin();
-        let newer = self.view.runs.iter().filter(|run| run.first_l0 > self.last_l0 && self.is_seen(run));
+        let view = self.tree.pin();
+        let newer = view.runs.iter().filter(|run| run.first_l0 > self.last_l0 && self.is_seen(run));
         let rows: u64 = newer.map(|run| run.shape.rows).sum();
         self.worthwhile = rows > 0 && rows.saturating_mul(LEAST_PART) >= self.rows;
+        self.view = Some(view);
+    }
+
+    /// Lets go of what would be kept for it, until it is renewed.
+    pub fn rest(&mut self) {
+        (self.view, self.worthwhile) = (None, false);
     }
 
     /// Whether everybody sees all that is in this run.
@@ -58,13 +65,14 @@ impl<'t, 'a, H: Host> Stale<'t, 'a, H> {
             return None;
         }
         let entry = self.tree.shared.index.get(key)?;
-        if entry.l0 <= self.last_l0 || entry.l0 > self.view.flushed {
+        let view = self.view.as_ref()?;
+        if entry.l0 <= self.last_l0 || entry.l0 > view.flushed {
             return None;
         }
-        let at = self.view.run_with(entry.l0, key)?;
+        let at = view.run_with(entry.l0, key)?;
         // What the index says of runs that it does not cover, or no longer to the point, may be out of date.
-        let certain = at < self.tree.shared.first_unindexed(&self.view) && self.tree.shared.is_exact(&self.view);
-        let run = self.view.runs.get(at).filter(|run| certain && self.is_seen(run))?;
+        let certain = at < self.tree.shared.first_unindexed(view) && self.tree.shared.is_exact(view);
+        let run = view.runs.get(at).filter(|run| certain && self.is_seen(run))?;
         Some(run.shape.max_writer)
     }
 }

@@ -16,7 +16,7 @@ use crate::run_map::RunMap;
 use crate::tree::chain;
 use crate::tree::shared::Owner;
 use crate::types::L0Id;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 
@@ -40,6 +40,8 @@ pub struct SuperVersion {
     pub map: RunMap,
     /// In so many runs at once a scan has to stand, at most.
     pub chains: usize,
+    /// Places in `runs` of merges that were begun: runs that were cut, and the whole one in the end.
+    begun: Vec<Range<usize>>,
     /// The newest generation that is not in a memtable any more.
     pub flushed: L0Id,
     /// Runs that begin below this are not (yet, or any more) indexed in full.
@@ -65,8 +67,9 @@ impl SuperVersion {
         let intervals: Vec<(L0Id, L0Id)> = runs.iter().rev().map(|r| (r.first_l0, r.last_l0)).collect();
         let map = RunMap::build(&intervals)?;
         let chains = chain::count(runs.iter().map(|run| &**run));
-        let active = Some(active);
-        Ok(SuperVersion { number, active, frozen, runs, map, chains, flushed, indexed_from, pins: AtomicU32::new(0) })
+        let begun = begun(&runs);
+        let (active, pins) = (Some(active), AtomicU32::new(0));
+        Ok(SuperVersion { number, active, frozen, runs, map, chains, begun, flushed, indexed_from, pins })
     }
 
     /// Its parts, for making the next one. To be called in the shared heap's scope.
@@ -90,6 +93,7 @@ impl SuperVersion {
             runs: self.runs.iter().map(|run| Arc::new((**run).clone())).collect(),
             map: self.map.clone(),
             chains: self.chains,
+            begun: self.begun.clone(),
             flushed: self.flushed,
             indexed_from: self.indexed_from,
             pins: AtomicU32::new(0),
@@ -119,43 +123,42 @@ impl SuperVersion {
         self.map.run_of(l0).map(|oldest_first| self.runs.len() - 1 - oldest_first)
     }
 
-    /// Place in `runs` of the run that holds what `l0` held of this key. Runs that were cut hand on to their older neighbour.
+    /// Place in `runs` of the run that holds what `l0` held of this key.
     #[inline]
     pub fn run_with(&self, l0: L0Id, key: &[u8]) -> Option<usize> {
-        let mut at = self.run_of(l0)?;
-        while self.runs.get(at).is_some_and(|run| run.lacks(key)) && !on(CutNotFollowed) {
-            at += 1;
+        let at = self.run_of(l0)?;
+        if self.runs.get(at).is_some_and(|run| run.lacks(key)) && !on(CutNotFollowed) {
+            return self.handed_on(at, key);
         }
         Some(at)
+    }
+
+    /// Who has what the run at this place handed on. What one run of a merge has handed on all have that are newer than the slice
+    /// which has it now; and the newer a slice, the higher its keys.
+    #[cold]
+    fn handed_on(&self, at: usize, key: &[u8]) -> Option<usize> {
+        let runs = self.runs.get(at..self.merge_of(at)?.end)?;
+        Some(at + runs.partition_point(|run| run.lacks(key)))
     }
 
     /// The L0 id by which the index is to name rows of the run at this place: its newest, or, for a slice, that of the newest run
     /// that was cut for it. In superversions of before, the way from there leads over all runs that had the slice's rows.
     pub fn newest_l0(&self, at: usize) -> L0Id {
-        let mut owner = at;
-        if self.runs.get(at).is_some_and(|run| run.is_slice()) {
-            while owner > 0 && self.is_cut(owner - 1) {
-                owner -= 1;
-            }
-        }
+        let is_slice = self.runs.get(at).is_some_and(|run| run.is_slice());
+        let owner = self.merge_of(at).filter(|_| is_slice).map_or(at, |begun| begun.start);
         self.runs.get(owner).map_or(L0Id(0), |run| run.last_l0)
     }
 
     /// The runs that may hold what `l0` held: more than one where some were cut.
     pub fn runs_of(&self, l0: L0Id) -> Option<impl Iterator<Item = &RunDesc>> {
-        let runs = self.runs.get(self.run_of(l0)?..)?;
-        let cut = runs.iter().take_while(|run| run.cut.is_some()).count();
-        let count = if on(SliceNotAskedBeforePurge) { 1 } else { cut + 1 };
-        Some(runs.iter().take(count).map(|run| &**run))
+        let at = self.run_of(l0)?;
+        let end = self.merge_of(at).filter(|_| !on(SliceNotAskedBeforePurge)).map_or(at + 1, |begun| begun.end);
+        Some(self.runs.get(at..end)?.iter().map(|run| &**run))
     }
 
-    /// Whether a merge of this run, among others, was begun.
-    pub fn is_being_merged(&self, at: usize) -> bool {
-        self.is_cut(at) || at.checked_sub(1).is_some_and(|newer| self.is_cut(newer))
-    }
-
-    fn is_cut(&self, at: usize) -> bool {
-        self.runs.get(at).is_some_and(|run| run.cut.is_some())
+    /// The runs of the merge that was begun of this one, among others.
+    pub fn merge_of(&self, at: usize) -> Option<&Range<usize>> {
+        self.begun.iter().find(|begun| begun.contains(&at))
     }
 
     /// Place in `runs` of the newest one that begins below `indexed_from`.
@@ -177,6 +180,18 @@ impl SuperVersion {
             }
         }
     }
+}
+
+/// The merges that were begun: runs that were cut, and who the last of them hands on to.
+fn begun(runs: &[Arc<RunDesc>]) -> Vec<Range<usize>> {
+    let (mut begun, mut at) = (Vec::new(), 0);
+    while let Some(skipped) = runs.iter().skip(at).position(|run| run.cut.is_some()) {
+        let start = at + skipped;
+        let cut = runs.iter().skip(start).take_while(|run| run.cut.is_some()).count();
+        at = start + cut + 1;
+        begun.push(start..at.min(runs.len()));
+    }
+    begun
 }
 
 /// As [`crate::manifest::close_gaps`], newest first.

@@ -272,7 +272,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
                 total,
             };
             let run = desc.run();
-            let l0 = (!self.view.is_being_merged(at)).then_some((desc.first_l0, desc.last_l0));
+            let l0 = self.view.merge_of(at).is_none().then_some((desc.first_l0, desc.last_l0));
             check_run(&run, l0, &self.pages, &mut inspect)?;
             let counted = std::mem::take(&mut inspect.used);
             let told: BTreeMap<_, _> = desc.values.iter().map(|v| (v.seq, v.bytes)).collect();

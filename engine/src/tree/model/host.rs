@@ -1,7 +1,7 @@
 //! The model's host: pages and logs in memory, faults on demand, and something else done whenever the engine pauses.
 
 use super::world::World;
-use super::{check, steps};
+use super::{check, scenarios, steps};
 use crate::error::{Error, Result};
 use crate::host::{Budgets, Flip, Horizon, Host, SideFile};
 use crate::manifest::Manifest;
@@ -174,6 +174,7 @@ impl Host for TestHost {
     }
     fn merging(&self, tree: &Tree<'_, Self>) -> Result<()> {
         self.world.borrow_mut().fault("merging")?;
+        scenarios::come_meanwhile(tree)?;
         steps::in_between(tree, Pause::Rebuilding);
         Ok(())
     }

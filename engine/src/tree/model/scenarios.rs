@@ -1,9 +1,11 @@
 //! Situations that chance seldom brings about, step by step.
 
 use super::check;
+use super::host::TestHost;
 use super::world::Snapshot;
-use super::{Run, SweepCursor, Trouble};
-use crate::tree::{pick, Direction, Hint, NewRow};
+use super::{Run, SweepCursor, TreeOptions, Trouble};
+use crate::error::Result;
+use crate::tree::{pick, Direction, Hint, NewRow, Tree};
 use crate::types::*;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,23 +19,40 @@ fn calm() -> Run {
     run
 }
 
+/// These rows by one writer, who commits; then they are flushed. No body: a tombstone.
+fn flush(tree: &Tree<'_, TestHost>, writer: u64, rows: Rows<'_>) -> Result<()> {
+    {
+        let mut world = tree.host.world.borrow_mut();
+        world.fates.insert(writer, Fate::Committed);
+        world.next_writer = writer + 1;
+    }
+    for (key, body) in rows {
+        let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
+        let (body, writer) = (body.unwrap_or_default(), Writer(writer));
+        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
+        assert_eq!(tree.append(&[row]).unwrap().written, 1);
+    }
+    tree.rotate()?;
+    tree.flush_one().map(|flushed| assert!(flushed))
+}
+
+/// A piece of a merge is done: one of the runs that are to come meanwhile comes.
+pub(super) fn come_meanwhile(tree: &Tree<'_, TestHost>) -> Result<()> {
+    let writer = {
+        let mut world = tree.host.world.borrow_mut();
+        let Some(left) = world.to_come.checked_sub(1) else { return Ok(()) };
+        world.to_come = left;
+        world.next_writer
+    };
+    let body = vec![writer as u8; 300];
+    let rows: Vec<_> = (0..10).map(|i| (sixty(i * 6 + 1), body.as_slice())).collect();
+    let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(key, body)| (key.as_slice(), Some(*body))).collect();
+    flush(tree, writer, &rows)
+}
+
 impl Run {
-    /// These rows by one writer, who commits; then they are flushed. No body: a tombstone.
     fn flush(&self, writer: u64, rows: Rows<'_>) {
-        {
-            let mut world = self.host.world.borrow_mut();
-            world.fates.insert(writer, Fate::Committed);
-            world.next_writer = writer + 1;
-        }
-        let tree = self.tree();
-        for (key, body) in rows {
-            let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
-            let (body, writer) = (body.unwrap_or_default(), Writer(writer));
-            let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
-            assert_eq!(tree.append(&[row]).unwrap().written, 1);
-        }
-        tree.rotate().unwrap();
-        assert!(tree.flush_one().unwrap());
+        flush(&self.tree(), writer, rows).unwrap();
     }
 
     fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
@@ -388,6 +407,72 @@ impl Begun {
 
 fn sixty(i: u32) -> [u8; 4] {
     i.to_be_bytes()
+}
+
+/// Sixty keys in three runs, and runs that come while those are merged: three of them are a full level. The merge of everything ends
+/// after `flips` of the host, or goes on; where it ended, the rest is done after a crash.
+fn a_level_fills_during_a_merge(flips: Option<u64>) {
+    let mut run = calm();
+    run.shared.options.set(&TreeOptions { fan_in: 3, ..run.shared.options.get() });
+    for writer in 1..=3 {
+        let body = vec![writer as u8; 300];
+        let rows: Vec<_> = (0..60).map(|i| (sixty(i), body.as_slice())).collect();
+        let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(key, body)| (key.as_slice(), Some(*body))).collect();
+        run.flush(writer, &rows);
+    }
+    {
+        let mut world = run.host.world.borrow_mut();
+        (world.to_come, world.faults.flips) = (4, flips);
+    }
+    let done = run.tree().compact_one(true);
+    let came = run.host.world.borrow().next_writer - 1;
+    run.host.world.borrow_mut().to_come = 0;
+    run.host.world.borrow_mut().faults.flips = None;
+    let is_right = |run: &Run| {
+        let newest = |i| if i % 6 == 1 { came as u8 } else { 3 };
+        assert!((0..60).all(|i| run.get(&sixty(i)) == Some(vec![newest(i); 300])), "{flips:?}");
+        check::sound(&run.tree());
+    };
+    is_right(&run);
+    if done.is_err() {
+        assert!(flips.is_some());
+        run.crash();
+        is_right(&run);
+        while run.tree().rebuild_index().unwrap() {}
+        is_right(&run);
+        while run.tree().compact_one(false).unwrap() {}
+        is_right(&run);
+        assert!(run.tree().pin().runs.iter().all(|run| run.cut.is_none()));
+        return;
+    }
+    assert_eq!(came, 7);
+    let runs: Vec<_> = run.tree().pin().runs.iter().map(|run| (run.level, run.rows())).collect();
+    assert_eq!(runs, [(0, 10), (1, 10), (1, 60)], "the three that came first were merged meanwhile");
+    assert_eq!(run.shared.counters.compactions.load(Relaxed), 2);
+}
+
+#[test]
+fn levels_that_fill_do_not_wait_for_a_merge() {
+    a_level_fills_during_a_merge(None);
+    (0..40).for_each(|flips| a_level_fills_during_a_merge(Some(flips)));
+}
+
+/// Writers are slowed for what a merge would drop, not for what somebody needs.
+#[test]
+fn what_a_snapshot_keeps_is_no_garbage() {
+    let run = calm();
+    run.shared.options.set(&TreeOptions { space_percent: 25, ..run.shared.options.get() });
+    let rows: Vec<_> = (0..10).map(sixty).collect();
+    let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|key| (key.as_slice(), Some(&b"body"[..]))).collect();
+    run.flush(1, &rows);
+    assert_eq!(run.shared.garbage_beyond(), 0.0);
+    let before = run.host.world.borrow().snapshot();
+    run.host.world.borrow_mut().hold(before);
+    run.flush(2, &rows);
+    assert_eq!(run.shared.garbage_beyond(), 0.5, "all are twice there, and half as many would be allowed");
+    assert!(run.tree().compact_one(true).unwrap());
+    assert_eq!(run.tree().pin().runs[0].rows(), 20);
+    assert_eq!(run.shared.garbage_beyond(), 0.0);
 }
 
 /// A merge that a crash cut short goes on: what it had given back is in its slices.

@@ -103,6 +103,8 @@ pub(in crate::tree) struct World {
     pub history: BTreeMap<Vec<u8>, Vec<Written>>,
     /// Keys in use.
     pub keys: u64,
+    /// So many runs are to come in the midst of merges.
+    pub to_come: u64,
     /// What is going on, for what may be done in between.
     pub flushing: bool,
     pub merging: bool,
@@ -137,6 +139,7 @@ impl World {
             next_snapshot: 0,
             history: BTreeMap::new(),
             keys: 1,
+            to_come: 0,
             flushing: false,
             merging: false,
             appending: false,

@@ -1,0 +1,81 @@
+//! Garbage: row versions that a merge of everything would drop.
+
+use crate::host::Host;
+use crate::tree::pick::Effort;
+use crate::tree::shared::Shared;
+use crate::tree::version::SuperVersion;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// While rows are being written, so many times as much may be new if nobody knows whether it is garbage.
+const UNKNOWN_WHILE_WRITING: u64 = 2;
+
+/// Row versions that a merge of everything would drop, as far as is known, and the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Garbage {
+    pub dead: u64,
+    pub live: u64,
+}
+
+/// What is known of the garbage, if anything, and how much of it is put up with, in percent of what is live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub garbage: Option<Garbage>,
+    pub percent: u64,
+}
+
+impl Garbage {
+    /// How much more of it there is than this many percent of what is live, as a part of what is live.
+    pub fn beyond(self, percent: u64) -> f64 {
+        let allowed = self.live.saturating_mul(percent) / 100;
+        self.dead.saturating_sub(allowed) as f64 / self.live.max(1) as f64
+    }
+}
+
+impl<H: Host> Shared<H> {
+    /// How much garbage there is, and may be: more while rows are being written, for every merge is written, too.
+    pub(super) fn room(&self, view: &SuperVersion, effort: Effort) -> Room {
+        let garbage = self.garbage(view);
+        let factor = match garbage {
+            _ if effort != Effort::Writing => 1,
+            Some(_) => H::GARBAGE_WHILE_WRITING,
+            None => UNKNOWN_WHILE_WRITING,
+        };
+        Room { garbage, percent: u64::from(self.options.get().space_percent) * factor }
+    }
+
+    /// How much garbage there is: a complete index knows how many keys there are, and all versions but one of each are
+    /// garbage. `None`: nobody knows.
+    fn garbage(&self, view: &SuperVersion) -> Option<Garbage> {
+        let rows: u64 = view.runs.iter().map(|run| run.rows()).sum();
+        if view.first_unindexed(view.indexed_from) == view.runs.len() {
+            let live = self.index.rows();
+            return Some(Garbage { dead: rows.saturating_sub(live), live });
+        }
+        // Who looks at a key before he writes it says what he has replaced.
+        let dead = self.counters.rows_replaced.load(Relaxed);
+        let blind = self.counters.rows_blind.load(Relaxed);
+        (blind == 0).then(|| Garbage { dead: dead.min(rows), live: rows.saturating_sub(dead) })
+    }
+
+    /// By how much merges are behind: so much more garbage there is than starts a merge of everything, as a part of what is live.
+    /// Versions that a flush or a merge had to keep beside a newer one, for somebody may see them, do not count.
+    pub fn garbage_beyond(&self) -> f64 {
+        let view = self.current.pin::<H>();
+        let kept: u64 = view.runs.iter().map(|run| run.left_of(run.shape.rows - run.shape.keys)).sum();
+        let Room { garbage, percent } = self.room(&view, Effort::Writing);
+        garbage.map_or(0.0, |g| Garbage { dead: g.dead.saturating_sub(kept), ..g }.beyond(percent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_what_is_allowed() {
+        let garbage = |dead, live| Garbage { dead, live };
+        assert_eq!(garbage(50, 100).beyond(50), 0.0);
+        assert_eq!(garbage(75, 100).beyond(50), 0.25);
+        assert_eq!(garbage(0, 0).beyond(50), 0.0);
+    }
+}
