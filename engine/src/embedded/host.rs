@@ -260,6 +260,9 @@ impl Host for EmbeddedHost {
 
     fn merging(&self, tree: &Tree<'_, Self>) -> Result<()> {
         self.health.check()?;
+        // Slices, and what was merged in between, have changed it.
+        let runs = tree.shared().current.pin::<Self>().runs.iter().filter(|run| run.level == 0).count();
+        self.pace.set_runs(u32::try_from(runs).unwrap_or(u32::MAX));
         self.pace.set_garbage(tree.shared().garbage_beyond());
         self.pace.let_flush_pass();
         match self.pace.is_stopped() {

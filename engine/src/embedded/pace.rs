@@ -238,7 +238,11 @@ impl Pace {
 
     /// How things stand: frozen memtables, runs of level 0.
     pub fn set(&self, frozen: u32, runs: u32) {
-        self.frozen.store(frozen, Ordering::Relaxed);
+        self.set_frozen(frozen);
+        self.set_runs(runs);
+    }
+
+    pub fn set_runs(&self, runs: u32) {
         self.runs.store(runs, Ordering::Relaxed);
     }
 

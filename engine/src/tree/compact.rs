@@ -337,10 +337,17 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin().of_runs();
         let newer = view.runs.iter().position(|run| merge.slices.has(run.id)).and_then(|at| view.runs.get(..at));
         let newer = infos(newer.unwrap_or_default(), view.flushed, self.host.horizon().oldest());
-        match pick_newer(&newer, &self.shared.options.get()) {
+        let due = pick_newer(&newer, &self.shared.options.get());
+        // Levels ascend with age.
+        let done = match due.filter(|pick| pick.job().level <= merge.job.level) {
             Some(Pick::Merge(job)) => self.do_merge(&view, &job, true),
             Some(Pick::Move(job)) => self.move_runs(&view, &job),
             None => Ok(()),
+        };
+        match done {
+            // The merge that goes on gives room back.
+            Err(Error::NoSpace(_) | Error::MemoryFull { .. }) => Ok(()),
+            done => done,
         }
     }
 
@@ -452,7 +459,7 @@ fn fate_of(horizon: &mut impl Horizon, head: &Head, settled: Option<Fate>) -> Fa
 }
 
 /// What `pick` looks at. Tombstones count only where a merge could drop them.
-fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, oldest: Writer) -> Vec<RunInfo> {
+pub(super) fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, oldest: Writer) -> Vec<RunInfo> {
     let mut newer: Option<(u8, Chain<'_>)> = None;
     let infos = runs.iter().map(|run| {
         // A merge of runs that are chained would drop nothing.

@@ -1,10 +1,14 @@
 //! Garbage: row versions that a merge of everything would drop.
 
 use crate::host::Host;
-use crate::tree::pick::Effort;
+use crate::manifest::RunDesc;
+use crate::tree::compact::infos;
+use crate::tree::pick::{space, Effort};
 use crate::tree::shared::Shared;
 use crate::tree::version::SuperVersion;
+use crate::types::Writer;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 /// While rows are being written, so many times as much may be new if nobody knows whether it is garbage.
 const UNKNOWN_WHILE_WRITING: u64 = 2;
@@ -57,13 +61,20 @@ impl<H: Host> Shared<H> {
         (blind == 0).then(|| Garbage { dead: dead.min(rows), live: rows.saturating_sub(dead) })
     }
 
-    /// By how much merges are behind: so much more garbage there is than starts a merge of everything, as a part of what is live.
-    /// Versions that a flush or a merge had to keep beside a newer one, for somebody may see them, do not count.
+    /// By how much a merge of everything that is due, or goes on, is behind: so much more garbage there is than starts it, as a part of
+    /// what is live. What earlier merges had to keep, for somebody may see it, does not count.
     pub fn garbage_beyond(&self) -> f64 {
         let view = self.current.pin::<H>();
-        let kept: u64 = view.runs.iter().map(|run| run.left_of(run.shape.rows - run.shape.keys)).sum();
-        let Room { garbage, percent } = self.room(&view, Effort::Writing);
-        garbage.map_or(0.0, |g| Garbage { dead: g.dead.saturating_sub(kept), ..g }.beyond(percent))
+        let Some(oldest) = view.runs.len().checked_sub(1) else { return 0.0 };
+        let room = self.room(&view, Effort::Writing);
+        let due = || space(&infos(&view.runs, view.flushed, Writer(0)), room, &self.options.get()).is_some();
+        let Some(garbage) = room.garbage.filter(|_| view.merge_of(oldest).is_some() || due()) else { return 0.0 };
+        let kept = |(at, run): (usize, &Arc<RunDesc>)| {
+            let tombstones = if at == oldest || run.is_slice() { run.shape.tombstones } else { 0 };
+            run.left_of(run.shape.rows - run.shape.keys + tombstones)
+        };
+        let kept: u64 = view.runs.iter().enumerate().map(kept).sum();
+        Garbage { dead: garbage.dead.saturating_sub(kept), ..garbage }.beyond(room.percent)
     }
 }
 

@@ -95,22 +95,27 @@ pub fn pick(runs: &[RunInfo], room: Room, options: &TreeOptions, effort: Effort,
             return Some(Pick::Move(job));
         }
     }
+    let apart = |job| keep_apart(runs, job);
     let job = match effort {
-        Effort::All => whole(runs, options),
+        Effort::All => whole(runs, options).and_then(apart),
         // What is merged with everything, for that is known to be worth it, need not be merged by itself before. Levels that fill
         // meanwhile do not wait for it.
         _ => space(runs, room, options)
-            .filter(|_| room.garbage.is_some())
-            .or_else(|| full_level(runs, options.fan_in as usize))
-            .or_else(|| space(runs, room, options))
-            .or_else(|| tombstones(runs, options))
-            .or_else(|| tidy(runs, options, effort, tidying)),
+            .filter(|job| room.garbage.is_some() && apart(job.clone()).as_ref() == Some(job))
+            .or_else(|| full_level(runs, options.fan_in as usize).and_then(apart))
+            .or_else(|| space(runs, room, options).and_then(apart))
+            .or_else(|| tombstones(runs, options).and_then(apart))
+            .or_else(|| tidy(runs, options, effort, tidying).and_then(apart)),
     };
-    keep_apart(runs, job?).map(Pick::Merge)
+    job.map(Pick::Merge)
 }
 
-/// What does not wait for a merge that was begun: full levels of the runs that are newer than those of the merge.
+/// What does not wait for a merge that was begun: full levels of the runs that are newer than those of the merge. (None of another
+/// merge that was begun: it is to be done whole.)
 pub fn pick_newer(newer: &[RunInfo], options: &TreeOptions) -> Option<Pick> {
+    if newer.iter().any(|run| run.cut) {
+        return None;
+    }
     let fan_in = options.fan_in as usize;
     if let Some(job) = chain_to_move(newer, fan_in) {
         return Some(Pick::Move(job));
@@ -203,7 +208,8 @@ fn full_level(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
     job
 }
 
-fn space(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Option<Job> {
+/// A merge of everything, for the garbage.
+pub(super) fn space(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Option<Job> {
     let (oldest, above) = runs.split_last()?;
     // Rows that are new are no garbage. But what cannot be dropped yet, for somebody may still see it, must not be merged
     // again and again.
@@ -395,6 +401,11 @@ mod tests {
         assert_eq!(pick(200), merge(0..4, 1));
         assert_eq!(pick(201), merge(0..5, 2));
         assert_eq!(super::tests::pick(&runs, None, &options(), Effort::Writing), merge(0..4, 1), "nobody knows");
+        runs.insert(4, RunInfo { finished: false, ..run(1, 90) });
+        let pick = |runs: &[RunInfo]| {
+            super::tests::pick(runs, Some(Garbage { dead: 900, live: 1 }), &options(), Effort::Writing)
+        };
+        assert_eq!(pick(&runs), merge(0..4, 1), "it cannot be of everything");
     }
 
     #[test]
@@ -405,6 +416,8 @@ mod tests {
         assert_eq!(pick_newer(&runs, &options()), merge(0..4, 1));
         runs[1..].iter_mut().for_each(|run| run.chained = true);
         assert_eq!(pick_newer(&runs, &options()), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
+        runs[2].cut = true;
+        assert_eq!(pick_newer(&runs, &options()), None);
     }
 
     #[test]

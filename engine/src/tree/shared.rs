@@ -243,7 +243,7 @@ impl<H: Host> Shared<H> {
         // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of; and merges.
         let list = (self.current.pin::<H>().runs.len() + 1) * std::mem::size_of::<(L0Id, L0Id)>();
         let [version, generation, small, large] = RESERVE;
-        loosekv_shm::reserve_all_of_it(&[version, generation, small, large, list, list, list, list, list])
+        loosekv_shm::reserve_all_of_it(&[version, generation, small, large, list, list, list, list, MERGES])
             .map_err(|_| self.full(Consumer::Versions))
     }
 
@@ -408,6 +408,9 @@ const LEAST_MEMTABLE: u64 = 256 << 10;
 
 /// Rounds of collecting that free what was just retired, and what the key index has retired before it, if nobody is pinned for long.
 const ROUNDS: u32 = 256;
+
+/// A list of a few merges that were begun.
+const MERGES: usize = 4 * std::mem::size_of::<std::ops::Range<usize>>();
 
 /// Sizes of what installing a superversion allocates.
 const RESERVE: [usize; 4] =

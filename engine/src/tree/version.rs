@@ -133,12 +133,10 @@ impl SuperVersion {
         Some(at)
     }
 
-    /// Who has what the run at this place handed on. What one run of a merge has handed on all have that are newer than the slice
-    /// which has it now; and the newer a slice, the higher its keys.
+    /// Who has what the run at this place handed on.
     #[cold]
     fn handed_on(&self, at: usize, key: &[u8]) -> Option<usize> {
-        let runs = self.runs.get(at..self.merge_of(at)?.end)?;
-        Some(at + runs.partition_point(|run| run.lacks(key)))
+        Some(at + not_lacking(self.runs.get(at..self.merge_of(at)?.end)?, key))
     }
 
     /// The L0 id by which the index is to name rows of the run at this place: its newest, or, for a slice, that of the newest run
@@ -180,6 +178,15 @@ impl SuperVersion {
             }
         }
     }
+}
+
+/// The first of these runs of a merge that does not lack the key. The inputs, which come first, are cut each at its own next key; of the
+/// slices the newer one has the higher keys.
+fn not_lacking(runs: &[Arc<RunDesc>], key: &[u8]) -> usize {
+    let inputs = runs.iter().take_while(|run| !run.is_slice()).count();
+    let lacking = runs.iter().take(inputs).take_while(|run| run.lacks(key)).count();
+    let slices = runs.get(inputs..).filter(|_| lacking == inputs).unwrap_or_default();
+    lacking + slices.partition_point(|run| run.lacks(key))
 }
 
 /// The merges that were begun: runs that were cut, and who the last of them hands on to.
@@ -309,4 +316,34 @@ impl<H: Host> Drop for Pinned<H> {
 pub unsafe fn unpin_by_force(version: *const SuperVersion) {
     // SAFETY: the pin that is being taken back has kept it alive.
     unsafe { (*version).pins.fetch_sub(1, SeqCst) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::{Cut, RunShape};
+    use crate::types::{L0Id, RunId};
+
+    #[test]
+    fn the_first_run_of_a_merge_that_does_not_lack_a_key() {
+        let run = |last_l0, cut: Option<u8>| {
+            let cut = cut.map(|key| Cut { key: vec![key], pages: 0 });
+            let (first_l0, last_l0) = (L0Id(5), L0Id(last_l0));
+            let (extents, shape) = (Vec::new().into(), RunShape::default());
+            let values = Vec::new();
+            Arc::new(RunDesc { id: RunId(1), level: 0, first_l0, last_l0, extents, values, shape, settled: true, cut })
+        };
+        // The merge stands at 50; each input goes on at its own next key.
+        let mut runs: Vec<_> = [90, 50, 80, 85].into_iter().map(|key| run(9, Some(key))).collect();
+        runs.extend([Some(40), Some(30), Some(20), None].map(|cut| run(4, cut)));
+        let mut one_by_one = runs.clone();
+        one_by_one.push(run(4, None));
+        for key in 0..100 {
+            let expected = one_by_one.iter().position(|run| !run.lacks(&[key])).unwrap();
+            assert_eq!(not_lacking(&runs, &[key]), expected, "{key}");
+        }
+        assert_eq!(begun(&runs).first(), Some(&(0..8)));
+        runs.insert(0, run(9, None));
+        assert_eq!(begun(&runs).first(), Some(&(1..9)));
+    }
 }

@@ -469,10 +469,17 @@ fn what_a_snapshot_keeps_is_no_garbage() {
     let before = run.host.world.borrow().snapshot();
     run.host.world.borrow_mut().hold(before);
     run.flush(2, &rows);
-    assert_eq!(run.shared.garbage_beyond(), 0.5, "all are twice there, and half as many would be allowed");
+    assert_eq!(run.shared.garbage_beyond(), 0.0, "a merge of two runs is not due");
+    run.flush(3, &rows);
+    assert_eq!(run.shared.garbage_beyond(), 1.5, "all are twice too often there, and half as many would be allowed");
     assert!(run.tree().compact_one(true).unwrap());
-    assert_eq!(run.tree().pin().runs[0].rows(), 20);
-    assert_eq!(run.shared.garbage_beyond(), 0.0);
+    assert_eq!(run.tree().pin().runs[0].rows(), 30);
+    let deleted: Vec<_> = rows.iter().take(5).map(|(key, _)| (*key, None)).collect();
+    (4..7).for_each(|writer| run.flush(writer, &deleted));
+    assert_eq!(run.shared.garbage_beyond(), 3.6, "of 45 rows 5 are live, 20 are kept");
+    assert!(run.tree().compact_one(true).unwrap());
+    (7..9).for_each(|writer| run.flush(writer, &rows));
+    assert_eq!(run.shared.garbage_beyond(), 0.0, "as many are kept as are new");
 }
 
 /// A merge that a crash cut short goes on: what it had given back is in its slices.
