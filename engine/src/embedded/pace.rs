@@ -21,7 +21,7 @@ const FULL_DELAY_PER_KIB: u64 = 400_000;
 const SHORTEST_SLEEP: u64 = 250_000;
 const LONGEST_SLEEP: u64 = 1_000_000;
 /// So much garbage beyond what starts a merge of everything, as a part of what is live, makes for as much pressure as garbage can ...
-const MUCH_GARBAGE: f64 = 0.5;
+const MUCH_GARBAGE: f64 = 0.25;
 /// ... which is so much.
 const MOST_BY_GARBAGE: f64 = 0.5;
 /// How long to wait until an attempt that failed for want of room is made again.
