@@ -5,6 +5,7 @@
 //! | [`global`] | the layout of our piece of shared memory |
 //! | [`registry`] | the tables that are in memory |
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
+//! | [`room`] | making that file longer |
 //! | [`pins`] | pages that scans keep between calls |
 //! | [`read_ahead`] | asking the kernel for pages that a scan will come to |
 //! | [`whereabouts`] | which buffer held a page last |
@@ -44,6 +45,7 @@ mod read_ahead;
 pub mod readers;
 pub mod redo;
 pub mod registry;
+mod room;
 pub mod seen;
 mod side_file;
 pub mod standby;

@@ -7,7 +7,7 @@
 use crate::host::buffer::RawPage;
 use crate::host::critical::Critical;
 use crate::host::registry::Slot;
-use crate::host::{interrupt, seen, whereabouts, writers, PgHost};
+use crate::host::{interrupt, room, seen, whereabouts, writers, PgHost};
 use crate::pg::bindings;
 use crate::pg::rmgr::{self, FlipRecord};
 use crate::pg::worker;
@@ -29,7 +29,7 @@ const PAGES_A_RECORD: usize = pg_sys::XLR_MAX_BLOCK_ID as usize;
 /// Highest block number that PostgreSQL's files have.
 const MAX_BLOCK: u32 = pg_sys::InvalidBlockNumber - 1;
 /// Blocks added to a file between two looks for a cancel request.
-const BLOCKS_A_STEP: u32 = 64;
+const BLOCKS_A_STEP: u32 = 512;
 
 static ZERO: PageBuf = PageBuf::ZERO;
 
@@ -255,10 +255,14 @@ impl PgHost {
         while length < pages {
             let upto = pages.min(length + BLOCKS_A_STEP);
             let smgr = self.smgr();
+            // SAFETY: the relation is open, so its file is.
+            let node = unsafe { (*smgr).smgr_rnode };
+            // The last block is written even so: that the file has to be synced is noted where blocks are written.
+            let unwritten = if room::set_aside(node, length, upto) { upto - 1 } else { length };
             // SAFETY: the closure owns nothing that an ERROR would skip. smgrextend only reads the zeros.
             unsafe {
                 pg_guard_ffi_boundary(|| {
-                    for block in length..upto {
+                    for block in unwritten..upto {
                         smgrextend(smgr, MAIN, block, ZERO.0.as_ptr().cast_mut().cast(), false);
                     }
                 });
