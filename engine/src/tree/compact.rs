@@ -17,7 +17,7 @@ use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter, Scratch};
 use crate::tree::chain::Chain;
 use crate::tree::ledger::Building;
-use crate::tree::pick::{pick, pick_newer, Effort, Job, Pick, RunInfo, Tidying};
+use crate::tree::pick::{begun, pick, pick_newer, Effort, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
@@ -78,7 +78,7 @@ impl<H: Host> Tree<'_, H> {
         let oldest = self.host.horizon().oldest();
         match self.shared.pick(&view, oldest, force) {
             Some(Pick::Merge(job)) => {
-                self.do_job(&view, &job)?;
+                self.do_job_or_begun(&view, &job)?;
                 self.shared.sought.store(0, Relaxed);
                 self.shared.told.store(false, Relaxed);
                 Ok(true)
@@ -162,6 +162,19 @@ impl<H: Host> Tree<'_, H> {
             }
         }
         Ok(false)
+    }
+
+    /// Does the job. Where there is no room for it the merge that was begun is done after all, which it goes before: that one gives
+    /// room back.
+    fn do_job_or_begun(&self, view: &SuperVersion, job: &Job) -> Result<()> {
+        let begun =
+            || begun(&infos(&view.runs, view.flushed, self.host.horizon().oldest())).filter(|begun| begun != job);
+        match self.do_job(view, job) {
+            Err(no_room @ (Error::NoSpace(_) | Error::MemoryFull { .. })) => {
+                begun().map_or(Err(no_room), |begun| self.do_job(view, &begun))
+            }
+            done => done,
+        }
     }
 
     /// Merges the runs of a job, or rewrites the one there is. To be given the runs alone: memtables are frozen and flushed meanwhile, and

@@ -124,7 +124,7 @@ pub fn pick_newer(newer: &[RunInfo], options: &TreeOptions) -> Option<Pick> {
 }
 
 /// A merge that was begun and has not ended: its runs and slices, of which the last is whole.
-fn begun(runs: &[RunInfo]) -> Option<Job> {
+pub fn begun(runs: &[RunInfo]) -> Option<Job> {
     let first = runs.iter().position(|run| run.cut)?;
     let end = first + runs.iter().skip(first).take_while(|run| run.cut).count();
     let level = runs.get(end)?.level;

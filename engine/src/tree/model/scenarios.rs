@@ -12,6 +12,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 type Rows<'r> = &'r [(&'r [u8], Option<&'r [u8]>)];
 
+/// What `flush` takes, of rows that own their keys and bodies.
+fn borrowed<K: AsRef<[u8]>, B: AsRef<[u8]>>(rows: &[(K, Option<B>)]) -> Vec<(&[u8], Option<&[u8]>)> {
+    rows.iter().map(|(key, body)| (key.as_ref(), body.as_ref().map(B::as_ref))).collect()
+}
+
 /// A run without trouble and with room for every key in the index.
 fn calm() -> Run {
     let run = Run::new(3, Trouble::Calm);
@@ -45,9 +50,8 @@ pub(super) fn come_meanwhile(tree: &Tree<'_, TestHost>) -> Result<()> {
         world.next_writer
     };
     let body = vec![writer as u8; 300];
-    let rows: Vec<_> = (0..10).map(|i| (sixty(i * 6 + 1), body.as_slice())).collect();
-    let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(key, body)| (key.as_slice(), Some(*body))).collect();
-    flush(tree, writer, &rows)
+    let rows: Vec<_> = (0..10).map(|i| (sixty(i * 6 + 1), Some(&body))).collect();
+    flush(tree, writer, &borrowed(&rows))
 }
 
 impl Run {
@@ -337,9 +341,8 @@ fn a_merge_of_all_needs_little_room() {
     let keys: Vec<Vec<u8>> = (0..1000u32).map(|i| i.wrapping_mul(2654435761).to_be_bytes().to_vec()).collect();
     let body = vec![7; 1000];
     for writer in 1..4 {
-        let rows: Vec<(&[u8], Option<&[u8]>)> =
-            keys.iter().map(|key| (key.as_slice(), Some(body.as_slice()))).collect();
-        run.flush(writer, &rows);
+        let rows: Vec<_> = keys.iter().map(|key| (key, Some(&body))).collect();
+        run.flush(writer, &borrowed(&rows));
     }
     let before = tree.shared().tail().1;
     assert!(tree.compact_one(true).unwrap());
@@ -371,8 +374,7 @@ impl Begun {
             }
             let body = |i: u32| (i > 0 || writer != highest).then(|| vec![writer as u8; 300]);
             let rows: Vec<_> = (u32::from(deleted)..60).map(|i| (sixty(i), body(i))).collect();
-            let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(k, b)| (k.as_slice(), b.as_deref())).collect();
-            run.flush(writer, &rows);
+            run.flush(writer, &borrowed(&rows));
             deleted |= writer == highest;
         }
         run.host.world.borrow_mut().faults.flips = Some(12);
@@ -416,9 +418,8 @@ fn a_level_fills_during_a_merge(flips: Option<u64>) {
     run.shared.options.set(&TreeOptions { fan_in: 3, ..run.shared.options.get() });
     for writer in 1..=3 {
         let body = vec![writer as u8; 300];
-        let rows: Vec<_> = (0..60).map(|i| (sixty(i), body.as_slice())).collect();
-        let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|(key, body)| (key.as_slice(), Some(*body))).collect();
-        run.flush(writer, &rows);
+        let rows: Vec<_> = (0..60).map(|i| (sixty(i), Some(&body))).collect();
+        run.flush(writer, &borrowed(&rows));
     }
     {
         let mut world = run.host.world.borrow_mut();
@@ -462,8 +463,8 @@ fn levels_that_fill_do_not_wait_for_a_merge() {
 fn what_a_snapshot_keeps_is_no_garbage() {
     let run = calm();
     run.shared.options.set(&TreeOptions { space_percent: 25, ..run.shared.options.get() });
-    let rows: Vec<_> = (0..10).map(sixty).collect();
-    let rows: Vec<(&[u8], Option<&[u8]>)> = rows.iter().map(|key| (key.as_slice(), Some(&b"body"[..]))).collect();
+    let rows: Vec<_> = (0..10).map(|i| (sixty(i), Some(b"body"))).collect();
+    let rows = borrowed(&rows);
     run.flush(1, &rows);
     assert_eq!(run.shared.garbage_beyond(), 0.0);
     let before = run.host.world.borrow().snapshot();
@@ -495,6 +496,27 @@ fn a_merge_that_was_begun_is_merged_whole() {
     assert!(begun.run.tree().compact_one(false).unwrap());
     begun.is_right();
     assert_eq!((begun.runs_cut(), begun.run.tree().pin().runs.len()), (0, 1));
+}
+
+/// A level that is full goes before a merge that was begun, unless there is no room for it: that merge gives room back.
+#[test]
+fn a_merge_that_was_begun_is_done_where_there_is_no_room_for_others() {
+    for no_room in [false, true] {
+        let mut begun = Begun::new([1, 2, 3]);
+        begun.run.crash();
+        begun.run.shared.options.set(&TreeOptions { fan_in: 2, ..begun.run.shared.options.get() });
+        (11..13).for_each(|writer| begun.run.flush(writer, &[(b"other", Some(b"row"))]));
+        begun.run.host.world.borrow_mut().no_room = no_room;
+        assert!(begun.run.tree().compact_one(false).unwrap());
+        assert!(!begun.run.host.world.borrow().no_room);
+        let levels: Vec<_> = begun.run.tree().pin().runs.iter().map(|run| run.level).collect();
+        match no_room {
+            // And in the midst of it the others are merged, which have room by then.
+            true => assert_eq!((begun.runs_cut(), levels), (0, vec![1, 1])),
+            false => assert!(begun.runs_cut() > 0 && levels[0] == 1, "{levels:?}"),
+        }
+        begun.is_right();
+    }
 }
 
 /// The index, made anew, finds what is in a slice by the newest run of the merge; a tombstone of another run is not older for that.
