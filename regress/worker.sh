@@ -357,53 +357,6 @@ test_idle_tail() {
     [ "$(sql "SELECT count(*) FROM t")" = 31001 ] || fail "rows are missing"
 }
 
-test_levels_meanwhile() {
-    # Writers do not wait for the end of a long merge: levels of newer runs that become full are merged between two of its slices.
-    local pid starts last round
-    local slices="EXISTS (SELECT FROM loosekv.runs('t') WHERE last_l0 < first_l0)"
-    setting loosekv.workers 0
-    expect_no_worker
-    table t
-    sql "INSERT INTO t SELECT i, (SELECT string_agg(md5(i::text || j), '') FROM generate_series(1, 8) j)
-        FROM generate_series(1, 200000) i ORDER BY md5(i::text)" >/dev/null
-    sql "UPDATE t SET v = v || 'x'" >/dev/null
-    sql "DROP TABLE IF EXISTS twin; CREATE TABLE twin (k int PRIMARY KEY, v text) USING heap; INSERT INTO twin TABLE t" >/dev/null 2>&1
-    setting loosekv.compression zstd
-    setting loosekv.compression_level 19
-    last=$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")
-    sql "SELECT loosekv.compact('t')" >/dev/null 2>&1 &
-    load_pids+=($!)
-    until_true 60 "$slices"
-    round=0
-    until [ "$(sql "SELECT $slices AND EXISTS (SELECT FROM loosekv.runs('t') WHERE first_l0 > $last AND last_l0 > first_l0)")" = t ]; do
-        round=$((round + 1))
-        [ "$round" -lt 200 ] || fail "no newer level was merged meanwhile"
-        [ "$(sql "SELECT $slices")" = t ] || fail "the long merge was over too soon"
-        for table in t twin; do
-            sql "INSERT INTO $table SELECT $round * 97 + i * 389, md5((i + $round)::text) || 'new'
-                 FROM generate_series(1, 500) i ORDER BY md5(i::text) ON CONFLICT (k) DO UPDATE SET v = excluded.v || 'again'" >/dev/null
-            sql "DELETE FROM $table WHERE k BETWEEN $round * 800 AND $round * 800 + 20" >/dev/null
-        done
-    done
-    sums_as_twin "while both go on"
-    pid=$(sql "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT loosekv.compact%'")
-    [ -n "$pid" ] || fail "the long merge was over too soon"
-    starts=$(grep -c "database system is ready" "$dir/log")
-    kill -9 "$pid"
-    wait "${load_pids[@]}" || true
-    load_pids=()
-    until [ "$(grep -c "database system is ready" "$dir/log")" -gt "$starts" ]; do sleep 0.2; done
-    [ "$(sql "SELECT $slices")" = t ] || fail "nothing was left of the long merge"
-    same_as_twin "after the crash"
-    sql "ALTER SYSTEM RESET loosekv.compression" >/dev/null
-    sql "ALTER SYSTEM RESET loosekv.compression_level" >/dev/null
-    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
-    sql "SELECT pg_reload_conf()" >/dev/null
-    sql "SELECT loosekv.compact('t')" >/dev/null
-    [ "$(sql "SELECT $slices")" = f ] || fail "the merge was not ended"
-    same_as_twin "in the end"
-}
-
 test_restart() {
     table t
     fill t 1 60000
@@ -461,9 +414,9 @@ sums_as_twin() { # sums_as_twin WHEN: the same in short, where something is not 
     [ "$(sql "$sums t")" = "$(sql "$sums twin")" ] || fail "$1: rows differ"
 }
 
-test_begun_merge() {
-    # A merge of all, cut short by a crash when some of it is done: what it has handed over is there, and it goes on.
-    local pid starts size grown slices="EXISTS (SELECT FROM loosekv.runs('t') WHERE last_l0 < first_l0)"
+merge_begun="EXISTS (SELECT FROM loosekv.runs('t') WHERE last_l0 < first_l0)"
+
+begin_long_merge() { # table t, its twin in heap, and a merge of all of t, so slow that it is met when some of it is done
     setting loosekv.workers 0
     expect_no_worker
     table t
@@ -477,7 +430,11 @@ test_begun_merge() {
     setting loosekv.compression_level 19
     sql "SELECT loosekv.compact('t')" >/dev/null 2>&1 &
     load_pids+=($!)
-    until_true 60 "$slices"
+    until_true 60 "$merge_begun"
+}
+
+crash_long_merge() { # kills who merges; what was done of the merge is there, and all rows are
+    local pid starts
     sums_as_twin "while it is merged"
     pid=$(sql "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT loosekv.compact%'")
     [ -n "$pid" ] || fail "the long merge was over too soon"
@@ -486,22 +443,55 @@ test_begun_merge() {
     wait "${load_pids[@]}" || true
     load_pids=()
     until [ "$(grep -c "database system is ready" "$dir/log")" -gt "$starts" ]; do sleep 0.2; done
-    [ "$(sql "SELECT $slices")" = t ] || fail "nothing was left of the merge"
+    [ "$(sql "SELECT $merge_begun")" = t ] || fail "nothing was left of the merge"
     same_as_twin "after the crash"
     setting loosekv.compression none
+}
+
+after_long_merge() {
+    sql "ALTER SYSTEM RESET loosekv.compression" >/dev/null
+    sql "ALTER SYSTEM RESET loosekv.compression_level" >/dev/null
+    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+}
+
+test_begun_merge() {
+    # A merge of all, cut short by a crash when some of it is done: what it has handed over is there, and it goes on.
+    local size grown
+    begin_long_merge
+    crash_long_merge
     setting loosekv.workers 4
     fill t 300001 320000
     sql "DELETE FROM t WHERE k > 300000" >/dev/null
-    until_true 60 "NOT $slices"
+    until_true 60 "NOT $merge_begun"
     sql "SELECT loosekv.compact('t')" >/dev/null
     same_as_twin "in the end"
     grown=$(sql "SELECT pg_table_size('t') * 100 / $size")
     echo "         the largest size is $grown % of that before"
     [ "$grown" -le 115 ] || fail "the table grew to $grown % of its size"
-    sql "ALTER SYSTEM RESET loosekv.compression" >/dev/null
-    sql "ALTER SYSTEM RESET loosekv.compression_level" >/dev/null
-    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
-    sql "SELECT pg_reload_conf()" >/dev/null
+    after_long_merge
+}
+
+test_levels_meanwhile() {
+    # Writers do not wait for the end of a long merge: levels of newer runs that become full are merged between two of its slices.
+    local size last table round=0
+    begin_long_merge
+    last=$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")
+    until [ "$(sql "SELECT $merge_begun AND EXISTS (SELECT FROM loosekv.runs('t') WHERE first_l0 > $last AND last_l0 > first_l0)")" = t ]; do
+        round=$((round + 1))
+        [ "$round" -lt 200 ] || fail "no newer level was merged meanwhile"
+        [ "$(sql "SELECT $merge_begun")" = t ] || fail "the long merge was over too soon"
+        for table in t twin; do
+            sql "INSERT INTO $table SELECT $round * 97 + i * 389, md5((i + $round)::text) || 'new'
+                 FROM generate_series(1, 500) i ORDER BY md5(i::text) ON CONFLICT (k) DO UPDATE SET v = excluded.v || 'again'" >/dev/null
+            sql "DELETE FROM $table WHERE k BETWEEN $round * 800 AND $round * 800 + 20" >/dev/null
+        done
+    done
+    crash_long_merge
+    sql "SELECT loosekv.compact('t')" >/dev/null
+    [ "$(sql "SELECT $merge_begun")" = f ] || fail "the merge was not ended"
+    same_as_twin "in the end"
+    after_long_merge
 }
 
 test_kinds_of_tables() {
