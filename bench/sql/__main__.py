@@ -7,7 +7,8 @@ from dataclasses import replace
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import plan  # noqa: E402 the path comes first
+import awake  # noqa: E402 the path comes first
+import plan  # noqa: E402
 import runner  # noqa: E402
 from results import Results, machine_facts  # noqa: E402
 from server import REPOSITORY  # noqa: E402
@@ -108,7 +109,10 @@ def run_suite(options):
         if sizes.get(record["group"], record["base_rows"]) != record["base_rows"]:
             sys.exit(f"{record['group']} has results of {record['base_rows']} rows under this label: take another label, or --rows {record['base_rows']}")
     results.describe(form=options.form, **machine_facts())
-    runner.run(groups, rounds, results, options)
+    with awake.cores() as kept:
+        options.round_trip_us = awake.round_trip_us()
+        results.describe(cores_kept_awake="yes" if kept else "no", round_trip_us=options.round_trip_us)
+        runner.run(groups, rounds, results, options)
     make_report(results)
 
 

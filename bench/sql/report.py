@@ -142,12 +142,14 @@ def settings_text(results, group):
 
 
 def runs_text(results, group):
-    """By which commands the cells were measured, and when."""
+    """By which commands the cells were measured, when, and what a round trip between two processes took there."""
     cells = {}
     for record in results.records:
         if record["group"] == group and record.get("run"):
-            cells.setdefault((record["date"], record["run"]), {})[record["workload"]] = None
-    lines = [f"- {date}, `python3 bench/sql {run}`: {', '.join(names)}" for (date, run), names in cells.items()]
+            key = (record["date"], record["run"], record.get("round_trip_us"))
+            cells.setdefault(key, {})[record["workload"]] = None
+    lines = [f"- {date}, {f'round trip {trip:g} us, ' if trip else ''}`python3 bench/sql {run}`: {', '.join(names)}"
+             for (date, run, trip), names in cells.items()]
     return "Measured by\n\n" + "\n".join(lines) + "\n\n" if lines else ""
 
 

@@ -216,7 +216,8 @@ class GroupRunner:
             "settle_seconds": rest["seconds"] - run["seconds"], "others_cores": run["others_cores"],
             "series": outcome.get("series"), "plan": outcome.get("plan"),
             # A label may hold the cells of several runs.
-            "run": " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"), **sizes,
+            "run": " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"), "round_trip_us": self.options.round_trip_us,
+            **sizes,
         }
 
     def row_bytes(self):

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::page::PageBuf;
 use crate::tree::{SuperVersion, Tree};
-use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, Writer};
+use crate::types::{Extent, Fate, Head, L0Id, LogAddr, PageNo, Writer};
 use loosekv_shm::RawLatch;
 use std::ops::Deref;
 
@@ -95,6 +95,11 @@ pub trait Host: Sized + 'static {
     ) -> Result<()>;
     /// The record at `addr`, exactly as appended.
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<Self::LogRow>;
+    /// A flush is about to read what these extents hold of the log, all of it, in the order of the keys: a host that would read a page
+    /// of it for each row reads it now, page after page.
+    fn fetch_log(&self, _extents: &[Extent]) -> Result<()> {
+        Ok(())
+    }
     /// Shows every whole record of the generations that `manifest` does not hold in a run, each generation in its order of arrival.
     #[allow(clippy::type_complexity)]
     fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()>;

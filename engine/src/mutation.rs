@@ -162,6 +162,10 @@ pub enum Pause {
     /// An index entry was read, to be corrected.
     MergeCorrecting,
     MergeIndexed,
+    /// The manifest says something else of runs than before.
+    Described,
+    /// A run's pages were moved, and the manifest says so.
+    Sunk,
     /// Runs left the index; their entries are still there.
     Evicting,
     Evicted,

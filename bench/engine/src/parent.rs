@@ -24,7 +24,8 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     }
     let results = if plan.resume { Results::load(&plan.out) } else { Results::empty(&plan.out)? };
-    write_machine(plan)?;
+    let awake = process::keep_cores_awake();
+    write_machine(plan, awake.is_some())?;
     let groups = plan.groups();
     let cells: usize =
         groups.iter().map(|group| group.chain.steps.len() * plan.stores.len()).sum::<usize>() * plan.rounds as usize;
@@ -47,7 +48,7 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     }
 }
 
-fn write_machine(plan: &Plan) -> Result<(), String> {
+fn write_machine(plan: &Plan, awake: bool) -> Result<(), String> {
     let mut machine = Json::object();
     machine.set("form", plan.form.as_str());
     machine.set("label", plan.label.as_str());
@@ -55,6 +56,7 @@ fn write_machine(plan: &Plan) -> Result<(), String> {
     for (name, value) in process::machine(&plan.dir) {
         machine.set(name, value);
     }
+    machine.set("cores kept awake", if awake { "yes" } else { "no" });
     for kind in &plan.stores {
         machine.set(kind.name(), kind.version());
     }

@@ -74,16 +74,18 @@ impl<H: Host> Tree<'_, H> {
     /// Does one merge, if one is due (or, with `force`, if anything is left to merge). False: there is nothing to do.
     /// The caller holds the maintenance lock; flushes may go on meanwhile.
     pub fn compact_one(&self, force: bool) -> Result<bool> {
+        self.catch_up()?;
         let view = self.pin().of_runs();
         let oldest = self.host.horizon().oldest();
         match self.shared.pick(&view, oldest, force) {
-            Some(Pick::Merge(job)) => {
-                self.do_job_or_begun(&view, &job)?;
-                self.shared.sought.store(0, Relaxed);
-                self.shared.told.store(false, Relaxed);
+            Some(pick) => {
+                self.do_picked_or_begun(&view, &pick)?;
+                if matches!(pick, Pick::Merge(_)) {
+                    self.shared.sought.store(0, Relaxed);
+                    self.shared.told.store(false, Relaxed);
+                }
                 Ok(true)
             }
-            Some(Pick::Move(job)) => self.move_runs(&view, &job).map(|()| true),
             None => {
                 self.shared.told.store(false, Relaxed);
                 self.collect_values(force)
@@ -94,6 +96,7 @@ impl<H: Host> Tree<'_, H> {
     /// Settles one run whose writers have all ended: if they have all committed, by an edit of the manifest; else by
     /// writing it anew without those that aborted. False: there is none. Same lock.
     pub fn settle_one(&self) -> Result<bool> {
+        self.catch_up()?;
         let view = self.pin().of_runs();
         let oldest = self.host.horizon().oldest();
         let Some(at) = view.runs.iter().position(|r| !r.settled && r.shape.max_writer < oldest) else {
@@ -128,7 +131,8 @@ impl<H: Host> Tree<'_, H> {
             Ok(())
         };
         self.commit(edit, &[], &[], &Flip::default())?;
-        self.shared.install(|current| {
+        self.pause(Pause::Described);
+        self.shared.install_flipped(|current| {
             let mut parts = current.edit();
             for run in parts.runs.iter_mut().filter(|run| ids.contains(&run.id)) {
                 let mut changed = (**run).clone();
@@ -164,13 +168,17 @@ impl<H: Host> Tree<'_, H> {
         Ok(false)
     }
 
-    /// Does the job. Where there is no room for it the merge that was begun is done after all, which it goes before: that one gives
-    /// room back.
-    fn do_job_or_begun(&self, view: &SuperVersion, job: &Job) -> Result<()> {
-        let begun =
-            || begun(&infos(&view.runs, view.flushed, self.host.horizon().oldest())).filter(|begun| begun != job);
-        match self.do_job(view, job) {
-            Err(no_room @ (Error::NoSpace(_) | Error::MemoryFull { .. })) => {
+    /// Does what was picked. Where there is no room for it the merge that was begun is done after all, which it goes before: that one
+    /// gives room back.
+    fn do_picked_or_begun(&self, view: &SuperVersion, pick: &Pick) -> Result<()> {
+        let infos = || infos(&view.runs, view.flushed, self.host.horizon().oldest());
+        let begun = || begun(&infos()).filter(|begun| begun != pick.job());
+        let done = match pick {
+            Pick::Merge(job) => self.do_job(view, job),
+            Pick::Move(job) => self.move_runs(view, job),
+        };
+        match done {
+            Err(no_room @ (Error::NoSpace(_) | Error::MemoryFull { .. })) if !self.shared.is_behind() => {
                 begun().map_or(Err(no_room), |begun| self.do_job(view, &begun))
             }
             done => done,
@@ -191,7 +199,9 @@ impl<H: Host> Tree<'_, H> {
         let stale = on(I8OldSuperversionEdited).then(|| self.pin().edit());
 
         let estimate = slices.each().map_or_else(|| inputs.iter().map(|r| r.pages()).sum(), u64::from);
-        let mut building = Building::new(self, estimate, self.host.aside_memory())?;
+        // Another one may be done in its midst.
+        let aside = if nested || slices.each().is_some() { 2 } else { 1 };
+        let mut building = Building::new(self, estimate, self.host.aside_memory() / aside)?;
         let (moved_bytes, moved) = self.to_be_moved(inputs);
         let mut values = ValueWriter::new(self, moved_bytes, moved);
         let (in_progress, superseded, changed) = (false, None, Vec::new());
@@ -252,7 +262,7 @@ impl<H: Host> Tree<'_, H> {
     }
 
     fn install_merged(&self, slices: &Slices, result: Option<Arc<RunDesc>>, stale: Option<Edit>) -> Result<u64> {
-        self.shared.install(|current| {
+        self.shared.install_flipped(|current| {
             let mut parts = stale.unwrap_or_else(|| current.edit());
             let at = parts.runs.iter().position(|r| slices.has(r.id));
             let at = at.ok_or_else(|| Error::structure("a merged run is in no superversion"))?;
@@ -344,7 +354,7 @@ impl<H: Host> Tree<'_, H> {
     /// Merges a level of newer runs that has become full since the merge began: writers and readers are not to wait for the end of
     /// a long one. To be called after a slice, when the merge owns nothing that the manifest does not know.
     fn merge_newer(&self, merge: &Merge<'_>) -> Result<()> {
-        if merge.nested {
+        if merge.nested || self.shared.is_behind() {
             return Ok(());
         }
         let view = self.pin().of_runs();

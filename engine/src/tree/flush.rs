@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::filter::key_hash;
 use crate::host::{Flip, Horizon, Host, Work};
 use crate::key_index::IndexEntry;
-use crate::manifest::{close_gaps, RunDesc};
+use crate::manifest::{close_gaps, LogExtent, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter};
 use crate::tree::ledger::Building;
@@ -19,7 +19,7 @@ use crate::tree::retention::{Keep, Retention};
 use crate::tree::value_write::ValueWriter;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::Tree;
-use crate::types::{Fate, L0Id, RowBuf, RunId};
+use crate::types::{Extent, Fate, L0Id, RowBuf, RunId};
 use loosekv_shm::scope;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -163,6 +163,7 @@ impl<H: Host> Tree<'_, H> {
     ) -> Result<RunShape> {
         let mut horizon = self.host.horizon();
         let last_l0 = generation.table.generation();
+        self.fetch_log(last_l0)?;
         let first_l0 = L0Id(view.runs.first().map_or(0, |r| r.last_l0.0) + 1);
         let options = self.shared.options.run().at_level(0, H::FILTER_STEP);
         let mut writer = RunWriter::new(&mut *building, &options, first_l0, last_l0)?;
@@ -200,6 +201,13 @@ impl<H: Host> Tree<'_, H> {
             }
         }
         Ok(writer.finish()?.0)
+    }
+
+    /// All of the generation's log will be read now.
+    fn fetch_log(&self, generation: L0Id) -> Result<()> {
+        let of_it = |log: &LogExtent| (log.generation == generation).then_some(log.extent);
+        let extents: Vec<Extent> = self.shared.ledger.lock().manifest.log_extents.iter().filter_map(of_it).collect();
+        self.host.fetch_log(&extents)
     }
 
     /// Whether one of the runs from `from` on (newest first) may hold the key.

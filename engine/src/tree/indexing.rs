@@ -32,6 +32,7 @@ impl<H: Host> Tree<'_, H> {
     /// Indexes the keys of one more run, newest first. False: the index is complete, or at its budget. The caller holds
     /// the maintenance lock (no merge may run meanwhile).
     pub fn rebuild_index(&self) -> Result<bool> {
+        self.catch_up()?;
         let mut view = self.pin().of_runs();
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
             return Ok(false);
@@ -164,6 +165,7 @@ impl<H: Host> Tree<'_, H> {
     /// the sweep; returns how many went. `None`: none may go while the index is incomplete, for an older version may stand in a
     /// run that is searched by its filter; the sweep can go on when it is complete. The caller holds the maintenance lock.
     pub fn sweep_tombstones(&self, sweep: &mut SweepCursor) -> Option<usize> {
+        self.catch_up().ok()?;
         let view = self.pin();
         if view.first_unindexed(view.indexed_from) < view.runs.len() {
             return None;

@@ -12,6 +12,7 @@
 //! | `sources`, `guide` | the two ways of a scan |
 //! | `ahead`, `words` | which rows of a merge come next; eight bytes by which it compares keys |
 //! | `reach` | how far scans go, and what they ask for beforehand |
+//! | `behind` | a superversion that could not be installed after its flip |
 //! | `barren` | where scans begin and nothing lives |
 //! | `sink` | pages at the end of the store move down, so that the end can be given back |
 //! | `ledger` | extents and flips: how the manifest changes |
@@ -23,6 +24,7 @@
 mod ahead;
 mod apart;
 mod barren;
+mod behind;
 mod by_row;
 mod chain;
 mod check;

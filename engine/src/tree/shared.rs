@@ -55,6 +55,11 @@ pub struct Shared<H: Host> {
     /// In a superversion before this one, a key may have no index entry because a merge has dropped all its versions: those
     /// in runs that are not indexed are still there, and what shadows them has no entry any more.
     pub gone_before: AtomicU64,
+    /// A flip has changed the runs, and the superversion that says so could not be installed: [`Tree::catch_up`].
+    pub behind: AtomicBool,
+    /// The superversion of this number from now on finds no memory; 0: each does.
+    #[cfg(test)]
+    pub refuses: AtomicU64,
     /// Newest L0 id of which a tombstone's index entry was purged.
     pub purged: AtomicU64,
     /// Nothing has been written for a while, says the host: merges need not hold back.
@@ -223,6 +228,9 @@ impl<H: Host> Shared<H> {
             misfit: Misfit::default(),
             coarse_before: AtomicU64::new(0),
             gone_before: AtomicU64::new(0),
+            behind: AtomicBool::new(false),
+            #[cfg(test)]
+            refuses: AtomicU64::new(0),
             purged: AtomicU64::new(0),
             at_rest: AtomicBool::new(false),
             tidy: AtomicBool::new(false),
@@ -256,6 +264,10 @@ impl<H: Host> Shared<H> {
 
     /// Replaces the current superversion by what `edit` makes of it (I8: an edit of the current one, under the latch).
     pub fn install(&self, edit: impl FnOnce(&SuperVersion) -> Result<SuperVersion>) -> Result<u64> {
+        #[cfg(test)]
+        if self.refuses.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1) {
+            return Err(self.full(Consumer::Versions));
+        }
         self.reserve_install()?;
         let mut versions = self.versions.lock();
         scope::with(|| {

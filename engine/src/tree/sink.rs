@@ -15,6 +15,7 @@ use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Flip, Host, Lagging, Work};
 use crate::manifest::RunDesc;
+use crate::mutation::Pause;
 use crate::page::PageBuf;
 use crate::pieces::Pieces;
 use crate::run::PageSource;
@@ -122,6 +123,7 @@ impl<H: Host> Tree<'_, H> {
     /// Moves pages of one run, or the manifest's body alone, if that makes a good part of the store's end free. False: there
     /// is nothing to do. The caller holds the maintenance lock; flushes may go on meanwhile.
     pub fn sink_one(&self, least: u32) -> Result<bool> {
+        self.catch_up()?;
         let view = self.pin();
         let (next, least_piece) = {
             let mut ledger = self.shared.ledger.lock();
@@ -136,18 +138,16 @@ impl<H: Host> Tree<'_, H> {
                 if room.is_empty() {
                     return Ok(false);
                 }
-                let result = self.sink(&view, id, mark, &room);
-                if result.is_err() {
-                    self.give_extents(&room);
-                }
-                result.map(|()| true)
+                let sunk = self.sink(&view, id, mark, &room).inspect_err(|_| self.give_extents(&room))?;
+                self.install_sunk(&sunk).map(|()| true)
             }
             Some(Move::Body) => self.commit(|_| Ok(()), &[], &[], &Flip::default()).map(|()| true),
             Some(Move::Log) | None => Ok(false),
         }
     }
 
-    fn sink(&self, view: &SuperVersion, id: RunId, mark: u32, room: &[Extent]) -> Result<()> {
+    /// Copies the pages of a run from the mark on into this room, and flips. The run as it is then.
+    fn sink(&self, view: &SuperVersion, id: RunId, mark: u32, room: &[Extent]) -> Result<Arc<RunDesc>> {
         let run = view.runs.iter().find(|run| run.id == id);
         let run = run.ok_or_else(|| Error::structure("a run vanished before it was moved"))?;
         let extents = moved(&run.extents, mark, room);
@@ -170,13 +170,18 @@ impl<H: Host> Tree<'_, H> {
             &[],
             &Flip::default(),
         )?;
-        self.shared.install(|current| {
-            let mut parts = current.edit();
-            parts.runs.iter_mut().filter(|run| run.id == id).for_each(|run| *run = changed.clone());
-            SuperVersion::new(current.number + 1, parts)
-        })?;
         let pages: u64 = room.iter().map(|extent| u64::from(extent.pages)).sum();
         self.shared.counters.compacted_pages.fetch_add(pages, Relaxed);
+        Ok(changed)
+    }
+
+    fn install_sunk(&self, sunk: &Arc<RunDesc>) -> Result<()> {
+        self.pause(Pause::Sunk);
+        self.shared.install_flipped(|current| {
+            let mut parts = current.edit();
+            parts.runs.iter_mut().filter(|run| run.id == sunk.id).for_each(|run| *run = sunk.clone());
+            SuperVersion::new(current.number + 1, parts)
+        })?;
         Ok(())
     }
 

@@ -212,7 +212,7 @@ impl<H: Host> Tree<'_, H> {
         if let Some(installed) = Arc::get_mut(&mut installed_slice) {
             installed.id = slice.id;
         }
-        let installed = self.shared.install(|current| {
+        let installed = self.shared.install_flipped(|current| {
             let mut parts = current.edit();
             let oldest =
                 parts.runs.iter().rposition(|run| slices.inputs.iter().flatten().any(|input| input.id == run.id));

@@ -21,7 +21,7 @@ use loosekv_engine::error::{Error, Place, Result};
 use loosekv_engine::manifest::LogExtent;
 use loosekv_engine::page::PageKind;
 use loosekv_engine::row::record_len;
-use loosekv_engine::types::{ExtentSeq, L0Id, LogAddr, PageNo, HOST_HEADER, PAGE_SIZE};
+use loosekv_engine::types::{Extent, ExtentSeq, L0Id, LogAddr, PageNo, HOST_HEADER, PAGE_SIZE};
 use loosekv_shm::RawLatch;
 use pgrx::pg_sys;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
@@ -272,9 +272,25 @@ impl PgHost {
         }
     }
 
+    /// Reads what there is of a log into the buffers, page after page. Whoever works in the background reads through a small ring of
+    /// buffers otherwise; the rows of a page, wanted in the order of their keys, would each need a read of the disk.
+    pub(super) fn read_log(&self, extents: &[Extent]) -> Result<()> {
+        let length = self.file_pages();
+        for extent in extents {
+            for no in extent.start.0..extent.end().0.min(length) {
+                let page = self.read_to_stay(PageNo(no))?;
+                // An extent need not have been begun, nor be full.
+                if page.kind() != Some(PageKind::Log) || page.seq() != extent.seq {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn log_record(&self, generation: L0Id, addr: LogAddr) -> Result<LogRow> {
         let (number, offset) = split(addr);
-        let page = self.read(number)?;
+        let page = self.read_to_stay(number)?;
         let corrupt = |what: &str| Error::Corrupt {
             place: Place::Log { generation: generation.0, offset: addr.0 },
             what: format!("page {number}: {what}"),

@@ -59,7 +59,7 @@ use loosekv_engine::host::{Budgets, Flip, Host, Lagging, Saw, SideFile, Work};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
 use loosekv_engine::tree::{unpin_by_force, SuperVersion, Tree};
-use loosekv_engine::types::{L0Id, LogAddr, PageNo};
+use loosekv_engine::types::{Extent, L0Id, LogAddr, PageNo};
 use pages::Ring;
 use pgrx::pg_sys;
 use std::cell::RefCell;
@@ -211,6 +211,10 @@ impl Host for PgHost {
     ) -> Result<()> {
         let mut more = |generation, tail, pages| tree.add_log_extent(generation, tail, pages);
         self.append_records(&tree.shared().log, &mut more, generation, records, link)
+    }
+
+    fn fetch_log(&self, extents: &[Extent]) -> Result<()> {
+        self.read_log(extents)
     }
 
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<log::LogRow> {

@@ -139,26 +139,34 @@ impl PgHost {
     pub(super) fn read(&self, page: PageNo) -> Result<Page> {
         interrupt::poll()?;
         seen::page();
-        let strategy = match &self.sweep {
-            Some(ring) => {
-                worker::between_pages()?;
-                ring.get()
-            }
-            None => {
-                if let Some(found) = self.read_where_it_was(page) {
-                    return Ok(found);
-                }
-                std::ptr::null_mut()
-            }
-        };
-        // SAFETY: the guarded call turns an ERROR (bad checksum, past the end of the file) into a panic that names the file.
-        let buffer = unsafe {
-            pg_sys::ReadBufferExtended(self.rel(), MAIN, page.0, pg_sys::ReadBufferMode::RBM_NORMAL, strategy)
-        };
-        if self.sweep.is_none() {
-            whereabouts::note(self.rel(), page.0, buffer);
+        let Some(ring) = &self.sweep else { return Ok(self.read_or_find(page)) };
+        worker::between_pages()?;
+        Ok(self.pinned(self.read_buffer(page, ring.get())))
+    }
+
+    /// The same, whether or not the host reads through a ring: the page will be wanted again.
+    pub(super) fn read_to_stay(&self, page: PageNo) -> Result<Page> {
+        interrupt::poll()?;
+        seen::page();
+        if self.sweep.is_some() {
+            worker::between_pages()?;
         }
-        Ok(self.pinned(buffer))
+        Ok(self.read_or_find(page))
+    }
+
+    #[inline]
+    fn read_or_find(&self, page: PageNo) -> Page {
+        self.read_where_it_was(page).unwrap_or_else(|| {
+            let buffer = self.read_buffer(page, std::ptr::null_mut());
+            whereabouts::note(self.rel(), page.0, buffer);
+            self.pinned(buffer)
+        })
+    }
+
+    fn read_buffer(&self, page: PageNo, strategy: pg_sys::BufferAccessStrategy) -> pg_sys::Buffer {
+        let (rel, normal) = (self.rel(), pg_sys::ReadBufferMode::RBM_NORMAL);
+        // SAFETY: the guarded call turns an ERROR (bad checksum, past the end of the file) into a panic that names the file.
+        unsafe { pg_sys::ReadBufferExtended(rel, MAIN, page.0, normal, strategy) }
     }
 
     /// The page, if it is in the buffer where it was found last.

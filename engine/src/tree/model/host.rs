@@ -15,6 +15,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::SeqCst;
 
 #[derive(Clone)]
 pub(in crate::tree) struct TestHost {
@@ -180,5 +181,9 @@ impl Host for TestHost {
     }
     fn paused(&self, tree: &Tree<'_, Self>, at: Pause) {
         steps::in_between(tree, at);
+        let installs = matches!(at, Pause::FlushIndexed | Pause::MergeIndexed | Pause::Described | Pause::Sunk);
+        if installs && self.world.borrow_mut().fault("install").is_err() {
+            tree.shared.refuses.store(1, SeqCst);
+        }
     }
 }

@@ -411,42 +411,66 @@ fn sixty(i: u32) -> [u8; 4] {
     i.to_be_bytes()
 }
 
-/// Sixty keys in three runs, and runs that come while those are merged: three of them are a full level. The merge of everything ends
-/// after `flips` of the host, or goes on; where it ended, the rest is done after a crash.
-fn a_level_fills_during_a_merge(flips: Option<u64>) {
-    let mut run = calm();
-    run.shared.options.set(&TreeOptions { fan_in: 3, ..run.shared.options.get() });
-    for writer in 1..=3 {
-        let body = vec![writer as u8; 300];
-        let rows: Vec<_> = (0..60).map(|i| (sixty(i), Some(&body))).collect();
-        run.flush(writer, &borrowed(&rows));
-    }
-    {
+/// Sixty keys in three runs, and four runs that come while those are merged: three of them are a full level.
+struct Filling {
+    run: Run,
+    done: Result<bool>,
+}
+
+impl Filling {
+    /// The merge of everything, with this trouble.
+    fn new(trouble: impl FnOnce(&Run)) -> Filling {
+        let run = calm();
+        run.shared.options.set(&TreeOptions { fan_in: 3, ..run.shared.options.get() });
+        for writer in 1..=3 {
+            let body = vec![writer as u8; 300];
+            let rows: Vec<_> = (0..60).map(|i| (sixty(i), Some(&body))).collect();
+            run.flush(writer, &borrowed(&rows));
+        }
+        run.host.world.borrow_mut().to_come = 4;
+        trouble(&run);
+        let done = run.tree().compact_one(true);
         let mut world = run.host.world.borrow_mut();
-        (world.to_come, world.faults.flips) = (4, flips);
+        (world.to_come, world.faults.flips) = (0, None);
+        drop(world);
+        run.shared.refuses.store(0, Relaxed);
+        let filling = Filling { run, done };
+        filling.is_right();
+        filling
     }
-    let done = run.tree().compact_one(true);
-    let came = run.host.world.borrow().next_writer - 1;
-    run.host.world.borrow_mut().to_come = 0;
-    run.host.world.borrow_mut().faults.flips = None;
-    let is_right = |run: &Run| {
-        let newest = |i| if i % 6 == 1 { came as u8 } else { 3 };
-        assert!((0..60).all(|i| run.get(&sixty(i)) == Some(vec![newest(i); 300])), "{flips:?}");
-        check::sound(&run.tree());
-    };
-    is_right(&run);
-    if done.is_err() {
+
+    fn came(&self) -> u64 {
+        self.run.host.world.borrow().next_writer - 1
+    }
+
+    fn is_right(&self) {
+        let newest = |i| if i % 6 == 1 { self.came() as u8 } else { 3 };
+        assert!((0..60).all(|i| self.run.get(&sixty(i)) == Some(vec![newest(i); 300])), "{:?}", self.done);
+    }
+
+    fn is_sound(&self) {
+        self.is_right();
+        check::sound(&self.run.tree());
+    }
+}
+
+/// The merge ends after `flips` of the host, or goes on; where it ended, the rest is done after a crash.
+fn a_level_fills_during_a_merge(flips: Option<u64>) {
+    let mut filling = Filling::new(|run| run.host.world.borrow_mut().faults.flips = flips);
+    filling.is_sound();
+    if filling.done.is_err() {
         assert!(flips.is_some());
-        run.crash();
-        is_right(&run);
-        while run.tree().rebuild_index().unwrap() {}
-        is_right(&run);
-        while run.tree().compact_one(false).unwrap() {}
-        is_right(&run);
-        assert!(run.tree().pin().runs.iter().all(|run| run.cut.is_none()));
+        filling.run.crash();
+        filling.is_sound();
+        while filling.run.tree().rebuild_index().unwrap() {}
+        filling.is_sound();
+        while filling.run.tree().compact_one(false).unwrap() {}
+        filling.is_sound();
+        assert!(filling.run.tree().pin().runs.iter().all(|run| run.cut.is_none()));
         return;
     }
-    assert_eq!(came, 7);
+    let run = &filling.run;
+    assert_eq!(filling.came(), 7);
     let runs: Vec<_> = run.tree().pin().runs.iter().map(|run| (run.level, run.rows())).collect();
     assert_eq!(runs, [(0, 10), (1, 10), (1, 60)], "the three that came first were merged meanwhile");
     assert_eq!(run.shared.counters.compactions.load(Relaxed), 2);
@@ -456,6 +480,49 @@ fn a_level_fills_during_a_merge(flips: Option<u64>) {
 fn levels_that_fill_do_not_wait_for_a_merge() {
     a_level_fills_during_a_merge(None);
     (0..40).for_each(|flips| a_level_fills_during_a_merge(Some(flips)));
+}
+
+/// A superversion that finds no memory after its flip costs the merge that it ends, and no more.
+#[test]
+fn what_could_not_be_installed_is_made_up_for() {
+    let mut behind = 0;
+    for refused in 1..60 {
+        let filling = Filling::new(|run| run.shared.refuses.store(refused, Relaxed));
+        let tree = filling.run.tree();
+        behind += u32::from(tree.shared().is_behind());
+        while tree.flush_one().unwrap() {}
+        filling.is_right();
+        while tree.compact_one(true).unwrap() {}
+        filling.is_sound();
+        assert!(!tree.shared().is_behind() && tree.pin().runs.len() == 1, "{refused}");
+        check::space_at_rest(&tree);
+    }
+    assert!(behind >= 5, "{behind}");
+}
+
+/// Pages that a run was moved to are the run's, whether or not the superversion that says so found memory.
+#[test]
+fn a_run_that_was_moved_and_not_installed_keeps_its_pages() {
+    let run = calm();
+    let tree = run.tree();
+    let rows = |writer: u8| (0..60).map(move |i| (sixty(i), Some(vec![writer; 300]))).collect::<Vec<_>>();
+    (1..=3).for_each(|writer| run.flush(writer, &borrowed(&rows(writer as u8))));
+    while tree.compact_one(true).unwrap() {}
+    let before = tree.pin().runs[0].extents.clone();
+    run.shared.refuses.store(1, Relaxed);
+    assert!(tree.sink_one(1).is_err());
+    assert!(tree.shared().is_behind());
+    check::space(&tree);
+    // These take what is free.
+    (4..=6).for_each(|writer| run.flush(writer, &[(b"other", Some(&[writer as u8; 3000]))]));
+    let is_right = || assert!((0..60).all(|i| run.get(&sixty(i)) == Some(vec![3; 300])));
+    is_right();
+    while tree.sink_one(1).unwrap() {}
+    assert!(!tree.shared().is_behind());
+    assert!(tree.pin().runs.iter().all(|run| run.extents != before));
+    is_right();
+    check::sound(&tree);
+    check::space_at_rest(&tree);
 }
 
 /// Writers are slowed for what a merge would drop, not for what somebody needs.

@@ -22,7 +22,7 @@ pub(super) fn world<'t>(tree: &'t T<'_>) -> RefMut<'t, World> {
 pub(super) fn tolerate<R>(tree: &T<'_>, what: &str, result: Result<R>) -> Option<R> {
     match result {
         Ok(done) => Some(done),
-        Err(Error::Io { .. }) if world(tree).faults.met > 0 => None,
+        Err(Error::Io { .. } | Error::MemoryFull { .. }) if world(tree).faults.met > 0 => None,
         Err(wrong) => panic!("{what}: {wrong}"),
     }
 }
@@ -95,6 +95,7 @@ pub(super) fn merge(tree: &T<'_>) {
 /// Merges any neighbours, whether they are due or not.
 fn merge_some(tree: &T<'_>) {
     let job = || {
+        tree.catch_up()?;
         let view = tree.pin();
         let Some(last) = view.runs.len().checked_sub(1) else { return Ok(()) };
         if view.runs.iter().any(|run| run.cut.is_some()) {
