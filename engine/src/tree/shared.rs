@@ -55,7 +55,7 @@ pub struct Shared<H: Host> {
     /// In a superversion before this one, a key may have no index entry because a merge has dropped all its versions: those
     /// in runs that are not indexed are still there, and what shadows them has no entry any more.
     pub gone_before: AtomicU64,
-    /// A flip has changed the runs, and the superversion that says so could not be installed: [`Tree::catch_up`].
+    /// A flip has changed the runs, and the superversion that says so could not be installed (module `behind`).
     pub behind: AtomicBool,
     /// The superversion of this number from now on finds no memory; 0: each does.
     #[cfg(test)]
