@@ -494,6 +494,50 @@ test_levels_meanwhile() {
     after_long_merge
 }
 
+# Whoever merges reads through a small ring of buffers. A flush in the midst of it wants the log in the order of the keys: read that
+# way from the disk, each row would cost a page.
+test_flush_in_merge() {
+    local pid before read last rows=24000
+    setting loosekv.memtable_size 1MB
+    sql "ALTER SYSTEM SET shared_buffers = '32MB'" >/dev/null
+    restart
+    sql "CREATE EXTENSION IF NOT EXISTS pg_prewarm" >/dev/null 2>&1
+    begin_long_merge
+    sql "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query LIKE 'SELECT loosekv.compact%'" >/dev/null
+    wait "${load_pids[@]}" && fail "the long merge was over too soon"
+    load_pids=()
+    [ "$(sql "SELECT $merge_begun")" = t ] || fail "nothing was left of the merge"
+    # Rows in no order, most of a memtable, whose log is pushed out of the buffers.
+    sql "SELECT loosekv.flush('t')" >/dev/null
+    fill_mixed t 300001 $((300000 + rows))
+    last=$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")
+    # Another table's rows call the worker, which goes on with the merge.
+    setting loosekv.workers 1
+    table other
+    sql "INSERT INTO other SELECT i, '' FROM generate_series(1, 60000) i" >/dev/null
+    until_true 20 "EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'loosekv worker' AND query LIKE 'merging%')"
+    pid=$(worker_pid)
+    sql "SELECT pg_prewarm('twin')" >/dev/null
+    before=$(awk '/^rchar/ {print $2}' "/proc/$pid/io")
+    until [ "$(sql "SELECT EXISTS (SELECT FROM loosekv.runs('t') WHERE first_l0 > $last)")" = t ]; do
+        [ "$rows" -lt 120000 ] || fail "no memtable was flushed in the midst of the merge"
+        fill_mixed t $((300001 + rows)) $((304000 + rows))
+        rows=$((rows + 4000))
+        sleep 0.5
+    done
+    read=$(($(awk '/^rchar/ {print $2}' "/proc/$pid/io") - before))
+    [ "$(sql "SELECT $merge_begun")" = t ] || fail "the long merge was over too soon"
+    echo "         the worker read $((read >> 20)) MB while $rows rows were flushed"
+    # The log is 300 bytes a row, a page 8192; the merge has read a little, too.
+    [ "$read" -le $((rows * 300 * 3)) ] || fail "the worker read $read bytes to flush $rows rows"
+    after_long_merge
+    sql "ALTER SYSTEM SET loosekv.memtable_size = '64kB'" >/dev/null
+    sql "ALTER SYSTEM RESET shared_buffers" >/dev/null
+    restart
+    sql "DROP TABLE other; SELECT loosekv.compact('t')" >/dev/null
+    [ "$(sql "SELECT count(*) FROM t WHERE k > 300000")" = "$rows" ] || fail "rows are missing"
+}
+
 test_kinds_of_tables() {
     sql "CREATE UNLOGGED TABLE unlogged (k int PRIMARY KEY, v text) USING loosekv" >/dev/null
     fill unlogged 1 40000
@@ -580,7 +624,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon resting_cursor waits many_tables short_memory idle_tail moved_end side_files begun_merge levels_meanwhile restart kill)
+all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon resting_cursor waits many_tables short_memory idle_tail moved_end side_files begun_merge levels_meanwhile flush_in_merge restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \
