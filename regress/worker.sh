@@ -507,9 +507,7 @@ test_flush_in_merge() {
     wait "${load_pids[@]}" && fail "the long merge was over too soon"
     load_pids=()
     [ "$(sql "SELECT $merge_begun")" = t ] || fail "nothing was left of the merge"
-    # Rows in no order, most of a memtable, whose log is pushed out of the buffers.
     sql "SELECT loosekv.flush('t')" >/dev/null
-    fill_mixed t 300001 $((300000 + rows))
     last=$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")
     # Another table's rows call the worker, which goes on with the merge.
     setting loosekv.workers 1
@@ -517,7 +515,10 @@ test_flush_in_merge() {
     sql "INSERT INTO other SELECT i, '' FROM generate_series(1, 60000) i" >/dev/null
     until_true 20 "EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'loosekv worker' AND query LIKE 'merging%')"
     pid=$(worker_pid)
+    # Rows in no order, a part of a memtable, whose log is pushed out of the buffers.
+    fill_mixed t 300001 $((300000 + rows))
     sql "SELECT pg_prewarm('twin')" >/dev/null
+    [ "$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")" = "$last" ] || fail "the memtable was flushed too soon"
     before=$(awk '/^rchar/ {print $2}' "/proc/$pid/io")
     until [ "$(sql "SELECT EXISTS (SELECT FROM loosekv.runs('t') WHERE first_l0 > $last)")" = t ]; do
         [ "$rows" -lt 120000 ] || fail "no memtable was flushed in the midst of the merge"
