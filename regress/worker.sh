@@ -494,6 +494,10 @@ test_levels_meanwhile() {
     after_long_merge
 }
 
+bytes_read() { # bytes_read PID
+    awk '/^rchar/ {print $2}' "/proc/$1/io"
+}
+
 # Whoever merges reads through a small ring of buffers. A flush in the midst of it wants the log in the order of the keys: read that
 # way from the disk, each row would cost a page.
 test_flush_in_merge() {
@@ -519,20 +523,20 @@ test_flush_in_merge() {
     fill_mixed t 300001 $((300000 + rows))
     sql "SELECT pg_prewarm('twin')" >/dev/null
     [ "$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")" = "$last" ] || fail "the memtable was flushed too soon"
-    before=$(awk '/^rchar/ {print $2}' "/proc/$pid/io")
+    before=$(bytes_read "$pid")
     until [ "$(sql "SELECT EXISTS (SELECT FROM loosekv.runs('t') WHERE first_l0 > $last)")" = t ]; do
         [ "$rows" -lt 200000 ] || fail "no memtable was flushed in the midst of the merge"
         fill_mixed t $((300001 + rows)) $((304000 + rows))
         rows=$((rows + 4000))
         sleep 0.2
     done
-    read=$(($(awk '/^rchar/ {print $2}' "/proc/$pid/io") - before))
+    read=$(($(bytes_read "$pid") - before))
     [ "$(sql "SELECT $merge_begun")" = t ] || fail "the long merge was over too soon"
     echo "         the worker read $((read >> 20)) MB while $rows rows were flushed"
     # The log is 300 bytes a row, a page 8192; the merge has read a little, too.
     [ "$read" -le $((rows * 300 * 3)) ] || fail "the worker read $read bytes to flush $rows rows"
     after_long_merge
-    sql "ALTER SYSTEM SET loosekv.memtable_size = '64kB'" >/dev/null
+    sql "ALTER SYSTEM RESET loosekv.memtable_size" >/dev/null
     sql "ALTER SYSTEM RESET shared_buffers" >/dev/null
     restart
     sql "DROP TABLE other; SELECT loosekv.compact('t')" >/dev/null
