@@ -95,6 +95,43 @@ def wait_for_replay(primary, standby, patience=60):
         time.sleep(0.05)
 
 
+def begin(server, script):
+    """A session that has executed the script and waits for more."""
+    session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=server.environment(), text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    session.stdin.write(script + "\\echo ready\n")
+    session.stdin.flush()
+    while (line := session.stdout.readline()) and line.strip() != "ready":
+        pass
+    return session
+
+
+def between_passes(primary, standby):
+    """A row that came after the first pass of CREATE INDEX CONCURRENTLY, of a writer who did not know the index yet, and went before the
+    second, is not in the index. A snapshot of the standby that sees it finds it nevertheless, or is cancelled."""
+    primary.sql("CREATE FUNCTION held(s int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS "
+                "'BEGIN PERFORM pg_advisory_lock_shared(77), pg_advisory_unlock_shared(77); RETURN s; END'",
+                "CREATE TABLE l8 (k int PRIMARY KEY, s int) USING loosekv", "INSERT INTO l8 SELECT i, i FROM generate_series(1, 1000) i")
+    holder = begin(primary, "SELECT pg_advisory_lock(77);\n")
+    build = subprocess.Popen(["psql", "-X", "-q", "-c", "CREATE INDEX CONCURRENTLY l8_s ON l8 (held(s))"], env=primary.environment(), text=True,
+                             stderr=subprocess.PIPE)
+    wait_until(primary, "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", "the index is not being built")
+    primary.sql("INSERT INTO l8 VALUES (5000, 5000)")
+    wait_for_replay(primary, standby)
+    session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
+    primary.sql("DELETE FROM l8 WHERE k = 5000")
+    holder.communicate(timeout=60)
+    error = build.communicate(timeout=60)[1]
+    if build.returncode != 0:
+        raise lib.Failure(f"CREATE INDEX CONCURRENTLY: {error}")
+    wait_for_replay(primary, standby)
+    output, error = session.communicate("SET LOCAL enable_seqscan = off;\nSELECT 'found', k FROM l8 WHERE held(s) = 5000;\n", timeout=60)
+    cancelled = session.returncode != 0 and ("conflict with recovery" in error or "server closed" in error)
+    if "found|5000" not in output and not cancelled:
+        raise lib.Failure(f"a row that went between the passes of CREATE INDEX CONCURRENTLY is not found on the standby: {output} {error}")
+    primary.sql("DROP TABLE l8", "DROP FUNCTION held")
+
+
 def old_snapshots(primary, standby):
     """What takes rows out of a secondary index alone must not pull them away from older snapshots, here or on the standby."""
     changes = ["VACUUM l1", "REINDEX INDEX l1_s", "DROP INDEX IF EXISTS l1_new; CREATE INDEX l1_new ON l1 (s, n)"]
@@ -104,12 +141,7 @@ def old_snapshots(primary, standby):
     for change in changes:
         if standby is not primary:
             wait_for_replay(primary, standby)
-        session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        session.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n\\echo ready\n")
-        session.stdin.flush()
-        while session.stdout.readline().strip() != "ready":
-            pass
+        session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
         primary.sql(*[f"UPDATE {t}1 SET s = (s + 1) % 50 WHERE k % 3 = 0" for t in "hl"], "SELECT txid_current()")
         primary.sql(*[part for part in change.split("; ")])
         if standby is not primary:
@@ -288,6 +320,7 @@ def main(directory, servers):
     delays(primary, standby)
     old_snapshots(primary, primary)
     old_snapshots(primary, standby)
+    between_passes(primary, standby)
     old_cursor(primary, standby)
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
     tables = primary.sql("SELECT oid FROM pg_class WHERE relkind = 'r'").split()

@@ -380,6 +380,8 @@ pub unsafe extern "C-unwind" fn validate_scan(
         let indexed = tids_of(state);
         let mut evaluation = Evaluation::begin(table, info);
         let open = Open::new(table);
+        // Versions that came after the first pass, of writers who did not know the index yet, and are superseded by now.
+        tell_of_snapshot(&open, snapshot);
         let scan = Owned::new(KeyScan::new(&open, snapshot, KeyScan::everything()));
         let rows = Owned::get(scan);
         while open.ok(rows.next(&open, Direction::Forward)) {
