@@ -97,5 +97,37 @@ found=$(ask "SELECT count(*) > 0, bool_or(finding ~ 'invalid page in block'), bo
 expect "damaged pages" "t|t|t" "$found"
 expect "the server goes on" 1000 "$(ask "SELECT count(*) FROM kept")"
 ask "DROP TABLE used"
+
+# The row cache: a row whose page had to be read from the disk, and what becomes of it when it is written.
+ask "CREATE TABLE cached (k int PRIMARY KEY, v text) USING loosekv;
+     INSERT INTO cached SELECT i, rpad('old ' || i, 300) FROM generate_series(1, 10000) i"
+ask "SELECT loosekv.compact('cached')" >/dev/null
+cluster_stop "$cluster"
+cluster_start "$cluster"
+export PGDATABASE=surface
+row() { ask "SELECT rtrim(v) FROM cached WHERE k = 5"; }
+how() { ask "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT v FROM cached WHERE k = 5" | grep -o "LooseKV.*"; }
+soon "the key index" "SELECT index_coverage = 1 FROM loosekv.stats WHERE tablename = 'cached'"
+expect "a row read" "old 5" "$(row)"
+expect "a row is kept" "1|0" "$(ask "SELECT rows, found FROM loosekv.row_cache")"
+expect "a cached row" "old 5" "$(row)"
+expect "how it is found" 1 "$(how | grep -c "look-ups=1 runs looked into=0 .* cached rows=1$")"
+ask "BEGIN; UPDATE cached SET v = 'lost' WHERE k = 5; SELECT loosekv.flush('cached'); ROLLBACK" >/dev/null
+expect "after a rollback" "old 5" "$(row)"
+ask "UPDATE cached SET v = 'new' WHERE k = 5"
+expect "after an update" new "$(row)"
+ask "SELECT loosekv.flush('cached')" >/dev/null
+expect "after a flush" new "$(row)"
+ask "SELECT loosekv.compact('cached')" >/dev/null
+expect "after a merge" new "$(row)"
+ask "DELETE FROM cached WHERE k = 5"
+ask "SELECT loosekv.compact('cached')" >/dev/null
+expect "after a delete" "" "$(row)"
+ask "INSERT INTO cached VALUES (5, 'again')"
+ask "SELECT loosekv.flush('cached')" >/dev/null
+expect "inserted again" again "$(row)"
+ask "BEGIN; TRUNCATE cached; INSERT INTO cached VALUES (5, 'truncated'); COMMIT"
+ask "SELECT loosekv.flush('cached')" >/dev/null
+expect "truncated" truncated "$(row)"
 PGDATABASE=postgres psql -X -q -c "DROP DATABASE surface" -c "DROP DATABASE surface_copy"
-echo "options, settings, progress, cancels, a damaged page: as they should be"
+echo "options, settings, progress, cancels, a damaged page, cached rows: as they should be"

@@ -82,6 +82,15 @@ COMMENT ON FUNCTION loosekv.memory_parts() IS 'what loosekv.memory shows';
 CREATE VIEW loosekv.memory AS SELECT * FROM loosekv.memory_parts();
 COMMENT ON VIEW loosekv.memory IS 'what loosekv.shared_memory is used for, in all databases together';
 
+CREATE FUNCTION loosekv.row_cache_counts(OUT rows bigint, OUT bytes bigint, OUT limit_bytes bigint, OUT found bigint,
+        OUT kept bigint)
+    RETURNS SETOF record
+    AS 'MODULE_PATHNAME', 'loosekv_row_cache_counts_wrapper' LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION loosekv.row_cache_counts() IS 'what loosekv.row_cache shows';
+
+CREATE VIEW loosekv.row_cache AS SELECT * FROM loosekv.row_cache_counts();
+COMMENT ON VIEW loosekv.row_cache IS 'rows whose pages were read from the disk again and again, in all databases together: how many are kept, their bytes, look-ups that found theirs, rows that were ever kept';
+
 CREATE FUNCTION loosekv.progress_entries(OUT pid int, OUT relid oid, OUT command text,
         OUT done bigint, OUT total bigint, OUT unit text)
     RETURNS SETOF record
@@ -117,4 +126,4 @@ CREATE VIEW loosekv.horizon AS
 COMMENT ON VIEW loosekv.horizon IS 'sessions, standbys, prepared transactions and replication slots that keep old versions of rows from being dropped';
 
 GRANT USAGE ON SCHEMA loosekv TO PUBLIC;
-GRANT SELECT ON loosekv.stats, loosekv.memory, loosekv.progress, loosekv.horizon TO PUBLIC;
+GRANT SELECT ON loosekv.stats, loosekv.memory, loosekv.row_cache, loosekv.progress, loosekv.horizon TO PUBLIC;

@@ -31,7 +31,8 @@ class Regime:
 
     def shared_loosekv(self):
         """Bytes that loosekv's shared memory takes of the limit."""
-        return int(self.settings["loosekv.shared_memory"].removesuffix("MB")) * MB
+        parts = ("loosekv.shared_memory", "loosekv.row_cache")
+        return sum(int(self.settings[part].removesuffix("MB")) for part in parts if part in self.settings) * MB
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,19 @@ class Group:
 REGIMES = {
     "memory": Regime("memory", "in memory", {"shared_buffers": "3GB", "loosekv.shared_memory": "1024MB"}),
     "cold": Regime("cold", "cold: 256 MB of buffers, 512 MB for the cluster",
-                   {"shared_buffers": "256MB", "loosekv.shared_memory": "176MB", "loosekv.index_memory": "110MB"},
+                   {"shared_buffers": "256MB", "loosekv.shared_memory": "176MB", "loosekv.index_memory": "110MB",
+                    "loosekv.row_cache": "48MB"},
                    512 * MB),
     "far": Regime("far", "index far beyond memory: 64 MB of buffers, 192 MB for the cluster",
-                  {"shared_buffers": "64MB", "loosekv.shared_memory": "48MB", "maintenance_work_mem": "8MB",
-                   "max_wal_size": "2GB"}, 192 * MB),
+                  {"shared_buffers": "64MB", "loosekv.shared_memory": "48MB", "loosekv.row_cache": "0MB",
+                   "maintenance_work_mem": "8MB", "max_wal_size": "2GB"}, 192 * MB),
 }
 SHORT_REGIMES = {
     "memory": replace(REGIMES["memory"], settings={"shared_buffers": "128MB", "loosekv.shared_memory": "64MB",
                                                    "loosekv.memtable_size": "1MB"}),
     "cold": Regime("cold", "cold, tiny: 16 MB of buffers, 96 MB for the cluster",
-                   {"shared_buffers": "16MB", "loosekv.shared_memory": "32MB", "loosekv.memtable_size": "1MB"}, 96 * MB),
+                   {"shared_buffers": "16MB", "loosekv.shared_memory": "32MB", "loosekv.row_cache": "2MB",
+                    "loosekv.memtable_size": "1MB"}, 96 * MB),
 }
 
 WRITES = ("insert", "insert-100", "upsert", "upsert-100", "update")

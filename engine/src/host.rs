@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::page::PageBuf;
+use crate::row_cache::RowCache;
 use crate::tree::{SuperVersion, Tree};
 use crate::types::{Extent, Fate, Head, L0Id, LogAddr, PageNo, Writer};
 use loosekv_shm::RawLatch;
@@ -66,6 +67,14 @@ pub trait Host: Sized + 'static {
     /// (for a check, which goes on).
     fn verify_page(&self, page: PageNo) -> Result<()> {
         self.read_page(page).map(|_| ())
+    }
+    /// How many pages this process has had to wait for so far, because they were not in the host's memory.
+    fn pages_fetched(&self) -> u64 {
+        0
+    }
+    /// Where rows are kept whose pages have to be fetched again and again, if anywhere.
+    fn row_cache(&self) -> Option<&RowCache<Self::Latch>> {
+        None
     }
     /// Length of the page store, in pages.
     fn pages(&self) -> Result<u32>;
@@ -157,6 +166,8 @@ pub trait Host: Sized + 'static {
 pub enum Saw {
     /// A key was looked up.
     Get,
+    /// Its row was in the row cache.
+    CachedRow,
     /// A run was looked into, or takes part in a merge of cursors.
     Run,
     FilterProbe,

@@ -26,6 +26,7 @@ pub mod options;
 pub mod page;
 pub mod pieces;
 pub mod row;
+pub mod row_cache;
 pub mod run;
 pub mod run_map;
 pub mod tree;

@@ -72,6 +72,10 @@ switches! {
         I14OldestFirst,
         /// A guided scan does not look for older versions.
         I15OlderNotLookedFor,
+        /// The row cache is asked by key alone, whatever run the index names.
+        CachedRowOutlivesEntry,
+        /// The row cache keeps what the reader was shown, of whatever writer.
+        CachedRowOfAnyWriter,
         /// A row version found by its id is taken for the newest of its key.
         RowTakenForAlone,
         /// A barren stretch stays one though somebody writes there.

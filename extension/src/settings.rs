@@ -14,6 +14,7 @@ pub enum Compression {
 
 static SHARED_MEMORY: GucSetting<i32> = GucSetting::<i32>::new(256);
 static INDEX_MEMORY: GucSetting<i32> = GucSetting::<i32>::new(-1);
+static ROW_CACHE: GucSetting<i32> = GucSetting::<i32>::new(-1);
 static MEMTABLE_SIZE: GucSetting<i32> = GucSetting::<i32>::new(16 * 1024);
 static FAN_IN: GucSetting<i32> = GucSetting::<i32>::new(8);
 static COMPRESSION: GucSetting<Compression> = GucSetting::<Compression>::new(Compression::None);
@@ -34,6 +35,14 @@ pub struct Limits {
 
 pub fn shared_memory_bytes() -> usize {
     (SHARED_MEMORY.get() as usize) << 20
+}
+
+/// Shared memory for the row cache, which is not part of the rest.
+pub fn row_cache_bytes() -> usize {
+    match ROW_CACHE.get() {
+        -1 => shared_memory_bytes() / 8,
+        megabytes => (megabytes as usize) << 20,
+    }
 }
 
 /// How the shared memory is divided. An eighth is left for versions, run maps and whatever else is small.
@@ -164,6 +173,17 @@ fn define_memory() {
         c"When it is used up, keys in the oldest runs are looked for by filter instead. -1 takes half; memtables keep \
           a quarter in any case.",
         &INDEX_MEMORY,
+        -1,
+        1 << 20,
+        GucContext::Postmaster,
+        none | GucFlags::UNIT_MB,
+    );
+    GucRegistry::define_int_guc(
+        c"loosekv.row_cache",
+        c"Shared memory for rows whose pages are read from the disk again and again.",
+        c"It is taken at server start, in addition to loosekv.shared_memory, and used as such rows are read. -1 takes an \
+          eighth as much as that, 0 keeps none.",
+        &ROW_CACHE,
         -1,
         1 << 20,
         GucContext::Postmaster,

@@ -188,7 +188,7 @@ def refused(server, role, command, code="42501"):
         raise lib.Failure(f"{role} may: {command}: {done.stdout} {done.stderr}")
 
 
-PUBLIC = "check compact flush memory_parts progress_entries runs table_stats"
+PUBLIC = "check compact flush memory_parts progress_entries row_cache_counts runs table_stats"
 
 
 def search_path(server):
@@ -208,7 +208,7 @@ def search_path(server):
     called = "SELECT is_called FROM evil.called"
     if server.sql(path, "CREATE TABLE public.lured (k int PRIMARY KEY, s int, v text) USING loosekv", "CREATE INDEX ON public.lured (s)",
                   "INSERT INTO public.lured VALUES (1, 2, 'three'), (4, 5, 'six')", "SELECT loosekv.flush('public.lured')", "SELECT loosekv.compact('public.lured')",
-                  "VACUUM public.lured", "TABLE loosekv.stats", "TABLE loosekv.memory", "TABLE loosekv.progress", "TABLE loosekv.horizon", "SELECT loosekv.runs('public.lured')",
+                  "VACUUM public.lured", "TABLE loosekv.stats", "TABLE loosekv.memory", "TABLE loosekv.row_cache", "TABLE loosekv.progress", "TABLE loosekv.horizon", "SELECT loosekv.runs('public.lured')",
                   "SELECT loosekv.check('public.lured')", "SELECT loosekv.table_stats('public.lured')", "ALTER TABLE public.lured ALTER s TYPE bigint", "DROP TABLE public.lured",
                   called).split()[-1] != "f":
         raise lib.Failure("the extension calls what the caller's search path has")

@@ -12,6 +12,7 @@ use crate::mutation::{on, Mutation::*};
 use crate::options::TreeOptions;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::row::decode_record;
+use crate::row_cache::RowCache;
 use crate::tree::shared::{new_generation, Shared};
 use crate::tree::version::{Edit, Generation, SuperVersion};
 use crate::tree::Tree;
@@ -74,7 +75,7 @@ impl<H: Host> Tree<'_, H> {
             let indexed_from = L0Id(manifest.flushed.0 + 1);
             let parts = Edit { active, frozen, runs, flushed: manifest.flushed, indexed_from };
             let first = SuperVersion::new(1, parts)?;
-            let shared = Shared::assemble(
+            let mut shared = Shared::assemble(
                 options.clone(),
                 manifest.clone(),
                 body.clone(),
@@ -83,6 +84,7 @@ impl<H: Host> Tree<'_, H> {
                 next_row,
                 last_writer,
             );
+            shared.cached = host.row_cache().map(RowCache::new_table).unwrap_or_default();
             Ok(Box::new(shared))
         })
     }

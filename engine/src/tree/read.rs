@@ -17,10 +17,11 @@ use crate::manifest::RunDesc;
 use crate::memtable::NodeRef;
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::row::decode_record;
+use crate::row_cache::Name;
 use crate::run::{PageSource, Scratch};
 use crate::tree::version::{Generation, Pinned, SuperVersion};
 use crate::tree::{Found, Hint, Observed, Tree};
-use crate::types::{Head, L0Id, PageNo, RowBuf, RowId, Verdict, Writer};
+use crate::types::{Flags, Head, L0Id, PageNo, RowBuf, RowId, Verdict, Writer};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -61,6 +62,8 @@ const TOUCHED_AHEAD: usize = 8;
 
 thread_local! {
     pub(super) static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+    /// A row of the row cache.
+    static CACHED: RefCell<RowBuf> = RefCell::new(RowBuf::default());
 }
 
 /// No row is to be left unread.
@@ -157,20 +160,73 @@ impl<H: Host> Tree<'_, H> {
         let entry = read_first.unwrap_or_else(|| self.shared.index.get(key));
         self.pause(Pause::IndexRead);
         let start = self.start_of(view, key, entry)?;
-        if let (Some(leave), None, Some(run)) = (leave, newest, self.run_with_row(view, entry, &start)) {
+        let run = self.run_with_row(view, entry, &start);
+        let run = run.filter(|run| run.settled || on(CachedRowOfAnyWriter));
+        if let (Some(leave), None, Some(run)) = (leave, newest, run.filter(|run| run.settled)) {
             if on(UnreadNotSeenByAll) || leave(run.shape.max_writer) {
                 return Ok(Found::new(false, view, Some(Observed::UNREAD)));
             }
         }
-        let taken = match start {
-            Some(start) => self.search_runs(view, start, key, &mut newest, &mut choose, out)?,
-            None => false,
+        let taken = match (start, entry, run) {
+            (None, ..) => false,
+            (Some(start), Some(entry), Some(run)) => {
+                self.search_cache(view, start, (key, entry, run), &mut newest, &mut choose, out)?
+            }
+            (Some(start), ..) => self.search_runs(view, start, key, &mut newest, &mut choose, out)?,
         };
         Ok(Found::new(taken, view, newest))
     }
 
+    /// As [`Tree::search_runs`], where the index tells alone that the newest version on disk is a committed row: asks the row cache
+    /// first, and tells it of rows whose pages had to be fetched.
+    fn search_cache(
+        &self,
+        view: &SuperVersion,
+        start: Start,
+        (key, entry, run): (&[u8], IndexEntry, &RunDesc),
+        newest: &mut Option<RowId>,
+        choose: &mut impl FnMut(&Head, &Hint<'_>) -> Verdict,
+        mut out: Option<&mut RowBuf>,
+    ) -> Result<bool> {
+        let Some(cache) = self.host.row_cache() else {
+            return self.search_runs(view, start, key, newest, choose, out);
+        };
+        let l0 = if on(CachedRowOutlivesEntry) { L0Id(0) } else { entry.l0 };
+        let name = Name { table: self.shared.cached, l0, key };
+        let mut passed_over = None;
+        let taken = CACHED.with_borrow_mut(|row| {
+            if !cache.get(&name, out.is_some(), row) {
+                return false;
+            }
+            self.host.saw(Saw::CachedRow, 1);
+            newest.get_or_insert(row.head.row_id);
+            let taken = choose(&row.head, &Hint::of_run(run)) == Verdict::Take;
+            match out.as_deref_mut() {
+                Some(out) if taken => std::mem::swap(out, row),
+                _ => passed_over = Some(row.head.row_id),
+            }
+            taken
+        });
+        if taken {
+            return Ok(true);
+        }
+        let mut once = |head: &Head, hint: &Hint<'_>| match passed_over {
+            Some(row) if row == head.row_id => Verdict::Skip,
+            _ => choose(head, hint),
+        };
+        let fetched = self.host.pages_fetched();
+        let taken = self.search_runs(view, start, key, newest, &mut once, out.as_deref_mut())?;
+        if let (true, Some(row)) = (taken && self.host.pages_fetched() != fetched, out) {
+            // A pointer may be moved, and a version that others passed over is not the newest one.
+            if *newest == Some(row.head.row_id) && row.head.flags.0 & (Flags::POINTER.0 | Flags::TOMBSTONE.0) == 0 {
+                cache.read_for(&name, &row.as_ref());
+            }
+        }
+        Ok(taken)
+    }
+
     /// The run that has the newest version on disk, if the index entry, by which a search begins at `start`, tells alone that
-    /// this is a committed row.
+    /// this is a row; it is a committed one where the run is settled.
     fn run_with_row<'v>(
         &self,
         view: &'v SuperVersion,
@@ -181,7 +237,7 @@ impl<H: Host> Tree<'_, H> {
         let run = view.runs.get(start.at)?;
         let exact = self.shared.is_exact(view);
         let is_row = !entry.tombstone || on(UnreadTombstone);
-        (start.certain && run.settled && exact && is_row).then_some(run)
+        (start.certain && exact && is_row).then_some(run)
     }
 
     /// The versions of `key` in the runs from this one on, for a reader that is older than what the index names.

@@ -12,6 +12,7 @@ use crate::manifest::{Manifest, RunDesc};
 use crate::memtable::Memtable;
 use crate::mutation::{on, Mutation::*};
 use crate::options::TreeOptions;
+use crate::row_cache::CachedTable;
 use crate::tree::barren::Barren;
 use crate::tree::given_up::BySeq;
 use crate::tree::indexing::Misfit;
@@ -36,6 +37,8 @@ pub(super) const WORTH_TELLING: u64 = if cfg!(test) { 16 } else { 1 << 14 };
 pub struct Shared<H: Host> {
     pub options: LiveOptions,
     pub storage_id: u64,
+    /// Whose rows those of the table are in the row cache.
+    pub cached: CachedTable,
     /// Who links rows holds it shared, rotation exclusively.
     pub rotation: H::Latch,
     pub stripes: [H::Latch; STRIPES],
@@ -206,6 +209,7 @@ impl<H: Host> Shared<H> {
         Shared {
             options: LiveOptions::new(&options),
             storage_id: manifest.storage_id,
+            cached: CachedTable::default(),
             rotation: loosekv_shm::RawLatch::new(),
             stripes: std::array::from_fn(|_| loosekv_shm::RawLatch::new()),
             ledger: Latched::new(Ledger {

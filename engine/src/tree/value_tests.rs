@@ -8,9 +8,7 @@ use crate::options::TreeOptions;
 use crate::page::{CAPACITY, CONTENT};
 use crate::row::ValuePointer;
 use crate::types::*;
-use std::cell::RefCell;
 use std::ops::Bound;
-use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 struct Table {
@@ -23,7 +21,7 @@ impl Table {
     fn new() -> Table {
         let mut world = World::default();
         world.next_writer = 1;
-        let host = TestHost { world: Rc::new(RefCell::new(world)), budgets: Rc::<Budgets>::default() };
+        let host = TestHost::with(world, Budgets::default());
         host.budgets.memtables.limit.store(u64::MAX, Relaxed);
         host.budgets.key_index.limit.store(u64::MAX, Relaxed);
         let options = TreeOptions { memtable_bytes: 1 << 20, ..TreeOptions::default() };

@@ -1,7 +1,7 @@
 //! What the extension keeps at the start of its piece of shared memory; the shared heap follows it.
 //!
 //! ```text
-//!  | Global: budgets, workers, counters | registry's slots | readers | progress | seen by workers | whereabouts of pages | shared heap ... |
+//!  | Global: budgets, workers, counters | registry's slots | readers | progress | seen by workers | whereabouts of pages | row cache | shared heap ... |
 //! ```
 //!
 //! Made by the postmaster at every start (and restart after a crash); all processes are its forks and find it at the same
@@ -16,6 +16,7 @@ use crate::host::whereabouts::Whereabouts;
 use crate::settings;
 use crate::work::claims::Claims;
 use loosekv_engine::host::Budgets;
+use loosekv_engine::row_cache::RowCache;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering::*};
 
 /// Part of the heap that only operations which free memory may use.
@@ -30,6 +31,7 @@ pub struct Global {
     pub progress: Progresses,
     pub by_workers: ByWorkers,
     pub whereabouts: Whereabouts,
+    pub row_cache: Option<RowCache<LwLatch>>,
     /// Which databases have a background worker.
     pub workers: Claims<LwLatch, pgrx::pg_sys::Latch>,
     pub counters: GlobalCounters,
@@ -56,7 +58,7 @@ pub fn get() -> Option<&'static Global> {
 
 /// Bytes to ask PostgreSQL for.
 pub fn segment_size() -> usize {
-    fixed_size() + settings::shared_memory_bytes() + ALIGN
+    fixed_size() + align_up(settings::row_cache_bytes()) + settings::shared_memory_bytes() + ALIGN
 }
 
 fn align_up(size: usize) -> usize {
@@ -110,6 +112,8 @@ pub unsafe fn create(mem: *mut u8) {
             first_seen.add(i).write(OfWorkers::default());
         }
         first_place.write_bytes(0, Whereabouts::wanted());
+        // The segment is new, and so what it has here is zeros: they are not touched before there are rows to keep.
+        let (rows, bytes) = (mem.add(fixed_size()), settings::row_cache_bytes());
         global.write(Global {
             budgets: Budgets::default(),
             registry: Registry::new(first_slot, slots),
@@ -117,13 +121,14 @@ pub unsafe fn create(mem: *mut u8) {
             progress: Progresses::new(first_entry, backends()),
             by_workers: ByWorkers::new(first_seen, backends()),
             whereabouts: Whereabouts::new(first_place, Whereabouts::wanted()),
+            row_cache: RowCache::new(rows, bytes),
             workers: Claims::new(),
             counters: GlobalCounters::default(),
         });
         let limits = settings::budgets();
         (*global).budgets.memtables.limit.store(limits.memtables, Relaxed);
         (*global).budgets.key_index.limit.store(limits.key_index, Relaxed);
-        loosekv_shm::heap::create(mem.add(fixed_size()), settings::shared_memory_bytes(), EMERGENCY);
+        loosekv_shm::heap::create(rows.add(align_up(bytes)), settings::shared_memory_bytes(), EMERGENCY);
         loosekv_shm::heap::limit_growth(limits.growth as usize, limits.left as usize);
     }
     GLOBAL.store(global, Release);

@@ -58,6 +58,7 @@ use loosekv_engine::error::Result;
 use loosekv_engine::host::{Budgets, Flip, Host, Lagging, Saw, SideFile, Work};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
+use loosekv_engine::row_cache::RowCache;
 use loosekv_engine::tree::{unpin_by_force, SuperVersion, Tree};
 use loosekv_engine::types::{Extent, L0Id, LogAddr, PageNo};
 use pages::Ring;
@@ -176,6 +177,16 @@ impl Host for PgHost {
 
     fn verify_page(&self, page: PageNo) -> Result<()> {
         self.verify(page)
+    }
+
+    #[inline]
+    fn pages_fetched(&self) -> u64 {
+        seen::fetched()
+    }
+
+    #[inline]
+    fn row_cache(&self) -> Option<&RowCache<latch::LwLatch>> {
+        global::get()?.row_cache.as_ref().filter(|_| self.is_shared())
     }
 
     fn pages(&self) -> Result<u32> {

@@ -12,6 +12,7 @@
 //! the transaction or savepoint is rolled back.
 
 use crate::host::global;
+use crate::pg::bindings_am::raw;
 use loosekv_engine::host::Saw;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,6 +34,13 @@ pub fn add(what: Saw, times: u64) {
 #[inline]
 pub fn page() {
     PAGES.store(PAGES.load(Relaxed) + 1, Relaxed);
+}
+
+/// Shared buffers that this process has had filled, by PostgreSQL's own count.
+#[inline]
+pub fn fetched() -> u64 {
+    // SAFETY: a count of this process.
+    unsafe { raw::pgBufferUsage.shared_blks_read as u64 }
 }
 
 /// The kernel was asked for so many pages beforehand.

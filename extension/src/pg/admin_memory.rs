@@ -1,8 +1,9 @@
-//! `loosekv.memory`: what the extension's shared memory is used for.
+//! `loosekv.memory`: what the extension's shared memory is used for; `loosekv.row_cache`: what is in the row cache.
 
 use super::startup;
 use crate::host::global;
 use loosekv_engine::host::Budget;
+use loosekv_engine::row_cache::RowCache;
 use loosekv_shm::heap;
 use pgrx::iter::TableIterator;
 use pgrx::prelude::*;
@@ -33,4 +34,19 @@ fn loosekv_memory_parts(
         parts.push(part("all", heap.size, None));
     }
     TableIterator::new(parts)
+}
+
+/// What `loosekv.row_cache` shows. Without a row cache it has no room.
+#[pg_extern(volatile, parallel_unsafe)]
+#[allow(clippy::type_complexity)]
+fn loosekv_row_cache_counts() -> TableIterator<
+    'static,
+    (name!(rows, i64), name!(bytes, i64), name!(limit_bytes, i64), name!(found, i64), name!(kept, i64)),
+> {
+    startup::require();
+    let cache = global::get().and_then(|global| global.row_cache.as_ref());
+    let counts = cache.map(RowCache::counts).unwrap_or_default();
+    let [rows, bytes, room, found, kept] =
+        [counts.rows, counts.bytes, counts.room, counts.found, counts.kept].map(|count| count as i64);
+    TableIterator::once((rows, bytes, room, found, kept))
 }

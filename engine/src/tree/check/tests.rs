@@ -8,7 +8,6 @@ use crate::page::PageBuf;
 use crate::tree::model::{TestHost, World};
 use crate::tree::{NewRow, Shared};
 use crate::types::{L0Id, RowId};
-use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 struct Alone;
@@ -38,7 +37,7 @@ impl Table {
     fn new() -> Table {
         let mut world = World::default();
         world.next_writer = 1;
-        let host = TestHost { world: Rc::new(RefCell::new(world)), budgets: Rc::<Budgets>::default() };
+        let host = TestHost::with(world, Budgets::default());
         host.budgets.memtables.limit.store(u64::MAX, Relaxed);
         host.budgets.key_index.limit.store(u64::MAX, Relaxed);
         let options = TreeOptions { memtable_bytes: 4 << 20, fan_in: 8, ..TreeOptions::default() };

@@ -7,6 +7,8 @@ use crate::host::{Budgets, Flip, Horizon, Host, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::Pause;
 use crate::page::PageBuf;
+use crate::row_cache::testing::Own;
+use crate::row_cache::RowCache;
 use crate::run::testing::SideBytes;
 use crate::tree::Tree;
 use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, Writer};
@@ -17,15 +19,27 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 
+/// So little that rows have to go, too.
+const ROW_CACHE: usize = 16 << 10;
+
 #[derive(Clone)]
 pub(in crate::tree) struct TestHost {
     pub world: Rc<RefCell<World>>,
     pub budgets: Rc<Budgets>,
+    pub row_cache: Rc<Own>,
 }
 
 impl TestHost {
     pub fn new(world: World) -> TestHost {
-        TestHost { world: Rc::new(RefCell::new(world)), budgets: Rc::new(check::unlimited()) }
+        TestHost::with(world, check::unlimited())
+    }
+
+    pub fn with(world: World, budgets: Budgets) -> TestHost {
+        TestHost {
+            world: Rc::new(RefCell::new(world)),
+            budgets: Rc::new(budgets),
+            row_cache: Rc::new(Own::new(ROW_CACHE)),
+        }
     }
 
     pub fn log(&self, generation: L0Id, records: &[&[u8]], link: &mut dyn FnMut(usize, LogAddr)) {
@@ -76,10 +90,17 @@ impl Host for TestHost {
     fn read_page(&self, page: PageNo) -> Result<Owned<PageBuf>> {
         let mut world = self.world.borrow_mut();
         world.fault("read")?;
+        world.fetched += 1;
         world.page(page).map(|p| Owned(Box::new(p)))
     }
     fn hold_page(&self, page: Owned<PageBuf>, _spare: Option<Owned<PageBuf>>) -> Owned<PageBuf> {
         page
+    }
+    fn pages_fetched(&self) -> u64 {
+        self.world.borrow().fetched
+    }
+    fn row_cache(&self) -> Option<&RowCache<ThreadLatch>> {
+        Some(&self.row_cache)
     }
     fn pages(&self) -> Result<u32> {
         Ok(self.world.borrow().disk.pages.len() as u32)

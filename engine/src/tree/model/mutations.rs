@@ -71,6 +71,8 @@ const TABLE: &[(Mutation, By)] = &[
     (I13GenerationsReused, Model(Calm)),
     (I14OldestFirst, Model(Calm)),
     (I15OlderNotLookedFor, Model(Calm)),
+    (CachedRowOutlivesEntry, Model(Calm)),
+    (CachedRowOfAnyWriter, Scenario(rows_of_running_writers_are_not_kept)),
     (RowTakenForAlone, Model(Calm)),
     (BarrenNotStruckOff, Scenario(barren_stretches_serve_who_sees_all_of_them)),
     (BarrenNotForgotten, Scenario(barren_stretches_end_where_rows_come_in_runs)),

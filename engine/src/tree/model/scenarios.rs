@@ -26,9 +26,14 @@ fn calm() -> Run {
 
 /// These rows by one writer, who commits; then they are flushed. No body: a tombstone.
 fn flush(tree: &Tree<'_, TestHost>, writer: u64, rows: Rows<'_>) -> Result<()> {
+    flush_with(tree, writer, Fate::Committed, rows)
+}
+
+/// The same, whatever becomes of the writer.
+fn flush_with(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Rows<'_>) -> Result<()> {
     {
         let mut world = tree.host.world.borrow_mut();
-        world.fates.insert(writer, Fate::Committed);
+        world.fates.insert(writer, fate);
         world.next_writer = writer + 1;
     }
     for (key, body) in rows {
@@ -113,6 +118,62 @@ impl Run {
             assert_eq!(run.get(key).as_deref(), Some(&body[..]));
         }
     }
+}
+
+/// What a writer reads of its own rows in a run is nobody else's: not kept for those who come when it has aborted, and the run, without
+/// its rows, says of all others that they are committed.
+pub(super) fn rows_of_running_writers_are_not_kept() {
+    let run = calm();
+    let (tree, mut out) = (run.tree(), RowBuf::default());
+    run.flush(1, &[(b"a", Some(b"a1")), (b"b", Some(b"b1"))]);
+    flush_with(&tree, 2, Fate::InProgress, &[(b"a", Some(b"a2"))]).unwrap();
+    for _ in 0..3 {
+        assert!(tree.find(b"a", |_, _| Verdict::Take, &mut out).unwrap().taken);
+        assert_eq!(out.body, b"a2");
+    }
+    run.host.world.borrow_mut().fates.insert(2, Fate::Aborted);
+    tree.do_job(&tree.pin().of_runs(), &pick::Job { runs: 0..2, level: 2 }).unwrap();
+    let by_run = |_: &Head, hint: &Hint<'_>| match hint.get() {
+        Some(Fate::Committed) => Verdict::Take,
+        _ => Verdict::Skip,
+    };
+    assert!(tree.find(b"a", by_run, &mut out).unwrap().taken);
+    assert_eq!(out.body, b"a1", "a row of an aborted writer was kept");
+}
+
+#[test]
+fn the_row_cache_keeps_rows_of_nobody_who_may_still_abort() {
+    rows_of_running_writers_are_not_kept();
+}
+
+/// A row that is read again comes from the row cache; a newer version of it does not, until it was read, too.
+#[test]
+fn rows_that_are_read_again_come_from_the_row_cache() {
+    let run = calm();
+    let tree = run.tree();
+    let cached = || run.host.row_cache.counts().found;
+    run.flush(1, &[(b"a", Some(b"a1")), (b"b", Some(b"b1"))]);
+    for reads in 0..4u64 {
+        let fetched = run.host.world.borrow().fetched;
+        assert_eq!(run.get(b"a").as_deref(), Some(&b"a1"[..]));
+        assert_eq!(cached(), reads);
+        assert_eq!(run.host.world.borrow().fetched == fetched, reads > 0);
+    }
+    run.flush(2, &[(b"a", Some(b"a2"))]);
+    assert_eq!(run.get(b"a").as_deref(), Some(&b"a2"[..]));
+    tree.do_job(&tree.pin().of_runs(), &pick::Job { runs: 0..2, level: 1 }).unwrap();
+    assert_eq!((run.get(b"a"), cached()), (Some(b"a2".to_vec()), 4), "merges change nothing of it");
+    // An older reader passes over what is kept, and finds the older version where it is.
+    let old = |head: &Head, _: &Hint<'_>| if head.writer == Writer(1) { Verdict::Take } else { Verdict::Skip };
+    assert!(!tree.find(b"a", old, &mut RowBuf::default()).unwrap().taken);
+    assert_eq!(cached(), 5);
+    // The same table in memory anew.
+    let again = Tree::load(&run.host, &tree.shared().options.get()).unwrap();
+    let tree = Tree::new(&again, run.host.clone());
+    while tree.rebuild_index().unwrap() {}
+    let mut out = RowBuf::default();
+    assert!(tree.find(b"a", |_, _| Verdict::Take, &mut out).unwrap().taken);
+    assert_eq!((out.body.as_slice(), cached()), (&b"a2"[..], 5));
 }
 
 /// A reader who has pinned a superversion from before the flush of a tombstone needs its entry; nobody sweeps for nothing meanwhile.

@@ -90,6 +90,8 @@ pub(in crate::tree) struct Faults {
 pub(in crate::tree) struct World {
     pub random: Random,
     pub disk: Disk,
+    /// Pages that were read.
+    pub fetched: u64,
     /// The next write of pages fails.
     pub no_room: bool,
     pub faults: Faults,
@@ -130,6 +132,7 @@ impl World {
         World {
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             disk: Disk::default(),
+            fetched: 0,
             no_room: false,
             faults: Faults::default(),
             fates: BTreeMap::new(),

@@ -255,6 +255,9 @@ unsafe extern "C-unwind" fn end(query: *mut pg_sys::QueryDesc) {
     }
 }
 
+/// So many numbers are told even if they are zero.
+const ALWAYS_TOLD: usize = 7;
+
 #[pg_guard]
 unsafe extern "C-unwind" fn print(explained: &Explained) {
     let state = explained.state;
@@ -276,11 +279,17 @@ unsafe extern "C-unwind" fn print(explained: &Explained) {
             (c"Guided Scans", seen.of(Saw::GuidedScan)),
             (c"Merged Scans", seen.of(Saw::MergedScan)),
             (c"Pages", seen.pages),
+            (c"Cached Rows", seen.of(Saw::CachedRow)),
             (c"Read Ahead", seen.asked),
         ];
         if (*state).format == pg_sys::ExplainFormat::EXPLAIN_FORMAT_TEXT {
-            // What was read ahead depends on what happens to be in the buffers: it is left out where there is nothing to tell.
-            let told = numbers.iter().take(numbers.len() - usize::from(seen.asked == 0));
+            // What comes from the row cache or is read ahead depends on what happens to be in memory: it is left out where there is
+            // nothing to tell.
+            let told = numbers
+                .iter()
+                .enumerate()
+                .filter(|(at, (_, number))| *at < ALWAYS_TOLD || *number > 0)
+                .map(|(_, told)| told);
             let shown = told.map(|(name, number)| format!("{}={number}", name.to_string_lossy().to_lowercase()));
             let note = if unknown { " (without parallel workers)" } else { "" };
             if let Ok(line) = CString::new(shown.collect::<Vec<_>>().join(" ") + note) {
