@@ -1,4 +1,4 @@
-//! The row cache: rows that were read from the disk more than once lately, without the pages on which they stand.
+//! The row cache: rows that are read from the disk again and again, without the pages on which they stand.
 //!
 //! Where data are larger than memory a buffer that holds a page for one row that is asked for often holds some twenty others for
 //! nothing. Here such a row takes its own room and a few words.
@@ -7,20 +7,24 @@
 //!   name     (table, L0 id, key): what the key index says of a key. Its newest version, once committed, is the same for ever: when
 //!            there is another one the index names a newer run. So nothing here is ever out of date, and nothing is taken out
 //!            but to make room.
-//!   places   buckets of 8 words, one line:  [ tag of the name 14 | kind 2 | number 48 ]
-//!            seen      its page was read from the disk lately; the number tells when
-//!            kept      the row stands in the ring; the number is its position, counted from the beginning of time
-//!            wanted    the same, and it has been asked for since it was put there
-//!   ring     records one after the other; `tail` is the oldest, `head` where the next one goes
+//!   places   buckets of 8 words, one line:  [ tag of the name 13 | kind 3 | number 48 ]
+//!            seen      its row was let go lately; the number tells when
+//!            young     the row stands in the young ring; the number is its position, counted from the beginning of time
+//!            proven    the same in the proven ring
+//!            wanted    either of them, and it has been asked for since it was put there
+//!   rings    records one after the other; `tail` is the oldest, `head` where the next one goes
 //!            [ words 16 | key bytes 16 | body bytes 32 ] name's hash, table, L0 id, row id and marks, writer, command, key, body
+//!
+//!   page read for a row --> young --wanted--> proven --wanted--> proven, once more
+//!                             '--> seen --page read--^  '--> gone
 //! ```
 //!
-//! A row is kept when its page has to be read from the disk although its name has been seen, or while the ring has never been full
-//! (`ring.rs`). Rows that are wanted by the time that the tail comes to them go to the head once more.
+//! So a row stays that is asked for while it is young, or again soon after; those of one pass over all rows push nothing but each other
+//! out. (It is the algorithm known as S3-FIFO.)
 //!
-//! Readers take no latch. All words are atomic, and whatever a reader finds in the ring counts only if the tail has not passed it
-//! afterwards: the tail moves before what it has passed is written over. One process at a time keeps rows; who comes meanwhile goes
-//! without. Nothing in here needs to be freed, by whomever it was last used.
+//! Readers take no latch. All words are atomic, and whatever a reader finds in a ring counts only if the tail has not passed it
+//! afterwards: the tail moves before what it has passed is written over (`ring.rs`). One process at a time keeps rows; who comes
+//! meanwhile goes without. Nothing in here needs to be freed, by whomever it was last used.
 
 mod ring;
 #[cfg(test)]
@@ -31,7 +35,7 @@ mod tests;
 use crate::filter::key_hash;
 use crate::types::{Flags, Head, L0Id, RowBuf, RowId, RowRef, Writer};
 use loosekv_shm::RawLatch;
-use ring::{Ring, Size, HEADER};
+use ring::{Ring, Room, Size, HEADER};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Larger rows are not kept, in bytes of key and body.
@@ -39,7 +43,7 @@ const MOST_BYTES: usize = 2048;
 const BUCKET: usize = 8;
 /// A bucket for so many bytes of the ring: for each row of some 300 bytes two names that were only seen.
 const BYTES_A_BUCKET: usize = 800;
-const TAG_SHIFT: u32 = 50;
+const TAG_SHIFT: u32 = 51;
 const KIND_SHIFT: u32 = 48;
 const NUMBER: u64 = (1 << KIND_SHIFT) - 1;
 
@@ -65,11 +69,16 @@ impl Name<'_> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    Free,
-    Seen,
-    Kept,
-    Wanted,
+    Free = 0,
+    Seen = 1,
+    Young = IS_ROW,
+    Proven = IS_ROW | IS_PROVEN,
 }
+
+/// Bits of a kind.
+const IS_PROVEN: isize = 2;
+const IS_ROW: isize = 4;
+const WANTED: u64 = 1 << KIND_SHIFT;
 
 /// What a place says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,16 +92,16 @@ impl Note {
     }
 
     fn kind(self) -> Kind {
-        match self.0 >> KIND_SHIFT & 3 {
-            0 => Kind::Free,
-            1 => Kind::Seen,
-            2 => Kind::Kept,
-            _ => Kind::Wanted,
+        match (self.0 >> KIND_SHIFT) as isize & (IS_ROW | IS_PROVEN) {
+            IS_ROW => Kind::Young,
+            0 if self.0 & WANTED == 0 => Kind::Free,
+            0 => Kind::Seen,
+            _ => Kind::Proven,
         }
     }
 
     fn is_row(self) -> bool {
-        matches!(self.kind(), Kind::Kept | Kind::Wanted)
+        matches!(self.kind(), Kind::Young | Kind::Proven)
     }
 
     fn is_of(self, hash: u64) -> bool {
@@ -103,12 +112,13 @@ impl Note {
         self.0 & NUMBER
     }
 
-    fn at(self, number: u64) -> Note {
-        Note(self.0 & !NUMBER | number & NUMBER)
+    /// Of a row.
+    fn is_wanted(self) -> bool {
+        self.0 & WANTED != 0
     }
 
-    fn as_kind(self, kind: Kind) -> Note {
-        Note(self.0 & !(3 << KIND_SHIFT) | (kind as u64) << KIND_SHIFT)
+    fn wanted(self) -> Note {
+        Note(self.0 | WANTED)
     }
 }
 
@@ -130,7 +140,8 @@ type Place = AtomicU64;
 
 /// See the module's page. Lives where all processes see it, as does what it points to.
 pub struct RowCache<L> {
-    ring: Ring,
+    young: Ring,
+    proven: Ring,
     places: *const [Place; BUCKET],
     buckets: usize,
     /// Counts names that were seen.
@@ -151,7 +162,7 @@ unsafe impl<L: RawLatch> Sync for RowCache<L> {}
 
 impl<L: RawLatch> RowCache<L> {
     /// What `new` needs at least, in bytes.
-    pub const LEAST: usize = 5 * MOST_WORDS * 8;
+    pub const LEAST: usize = 14 * MOST_WORDS * 8;
 
     /// A cache in this memory; `None`: that is too little.
     ///
@@ -162,11 +173,17 @@ impl<L: RawLatch> RowCache<L> {
             return None;
         }
         let buckets = bytes / (BYTES_A_BUCKET + size_of::<[Place; BUCKET]>());
-        let rest = bytes - buckets * size_of::<[Place; BUCKET]>();
-        // SAFETY: the buckets come first, and the ring has what is left; both are aligned as the memory is.
-        let ring = unsafe { Ring::new(memory.add(buckets * size_of::<[Place; BUCKET]>()).cast(), rest / 8) };
+        let words = bytes / 8 - buckets * BUCKET;
+        let young = words / YOUNG;
+        // SAFETY: the buckets come first, then the young ring, and the other one has what is left; all are aligned as the memory is.
+        let (young, proven) = unsafe {
+            let rings = memory.cast::<AtomicU64>().add(buckets * BUCKET);
+            (Ring::new(rings, young), Ring::new(rings.add(young), words - young))
+        };
         Some(RowCache {
-            ring,
+            most_again: MOST_AGAIN.min((proven.capacity() as usize / MOST_WORDS).saturating_sub(6) / 2),
+            young,
+            proven,
             places: memory.cast(),
             buckets,
             seen: AtomicU64::new(0),
@@ -174,7 +191,6 @@ impl<L: RawLatch> RowCache<L> {
             rows: AtomicU64::new(0),
             found: AtomicU64::new(0),
             kept: AtomicU64::new(0),
-            most_again: MOST_AGAIN.min((rest / 8 / MOST_WORDS).saturating_sub(4) / 2),
             latch: L::new(),
         })
     }
@@ -187,8 +203,8 @@ impl<L: RawLatch> RowCache<L> {
     pub fn counts(&self) -> Counts {
         Counts {
             rows: self.rows.load(Relaxed),
-            bytes: self.ring.used() * 8,
-            room: self.ring.capacity() * 8,
+            bytes: (self.young.used() + self.proven.used()) * 8,
+            room: (self.young.capacity() + self.proven.capacity()) * 8,
             found: self.found.load(Relaxed),
             kept: self.kept.load(Relaxed),
         }
@@ -204,19 +220,24 @@ impl<L: RawLatch> RowCache<L> {
     #[inline]
     pub fn get(&self, name: &Name<'_>, body: bool, out: &mut RowBuf) -> bool {
         // Where nothing was ever kept there is no need to fetch a line for it.
-        !self.ring.is_untouched() && self.look_up(name, body, out)
+        !self.young.is_untouched() && self.look_up(name, body, out)
     }
 
     fn look_up(&self, name: &Name<'_>, body: bool, out: &mut RowBuf) -> bool {
         let hash = name.hash();
         for place in self.bucket(hash) {
             let note = Note(place.load(Acquire));
-            if !note.is_of(hash) || !note.is_row() || !self.copy(note.number(), name, body, out) {
+            let ring = match note.kind() {
+                Kind::Young => &self.young,
+                Kind::Proven => &self.proven,
+                Kind::Free | Kind::Seen => continue,
+            };
+            if !note.is_of(hash) || !copy_record(ring, note.number(), name, body, out) {
                 continue;
             }
-            if note.kind() == Kind::Kept {
+            if !note.is_wanted() {
                 // Whoever is at this place at the same time knows better.
-                let _ = place.compare_exchange(note.0, note.as_kind(Kind::Wanted).0, Relaxed, Relaxed);
+                let _ = place.compare_exchange(note.0, note.wanted().0, Relaxed, Relaxed);
             }
             self.found.fetch_add(1, Relaxed);
             return true;
@@ -224,102 +245,129 @@ impl<L: RawLatch> RowCache<L> {
         false
     }
 
-    /// Copies a record, if it is the one of this name and was there until all was copied.
-    fn copy(&self, at: u64, name: &Name<'_>, body: bool, out: &mut RowBuf) -> bool {
-        let Some((record, [_, _, table, l0, row, writer, command], rest)) = self.ring.record(at) else { return false };
-        if table != name.table.0 || l0 != name.l0.0 || record.key_bytes != name.key.len() {
-            return false;
-        }
-        let (key, rest) = rest.split_at(words(record.key_bytes));
-        copy(key, record.key_bytes, &mut out.key);
-        if out.key != name.key {
-            return false;
-        }
-        copy(rest, if body { record.body_bytes } else { 0 }, &mut out.body);
-        out.head = Head {
-            row_id: RowId(row & RowId::MAX.0),
-            writer: Writer(writer),
-            command: command as u32,
-            flags: Flags((row >> 40) as u8),
-            incarnation: (row >> 48) as u16,
-        };
-        self.ring.was_there(at)
-    }
-
-    /// A page was read from the disk for this row: it is kept if that is not the first time, or there is room that was never used.
+    /// A page was read from the disk for this row.
     pub fn read_for(&self, name: &Name<'_>, row: &RowRef<'_>) {
         if row.key.len() + row.body.len() > MOST_BYTES {
             return;
         }
         let hash = name.hash();
-        let bucket = self.bucket(hash);
-        let notes = || bucket.iter().map(|place| (place, Note(place.load(Relaxed))));
-        if let Some((place, note)) = notes().find(|(_, note)| note.is_of(hash)) {
-            if note.kind() == Kind::Seen {
-                self.keep(place, note, hash, name, row);
-            }
-            return;
-        }
+        let notes = || self.bucket(hash).iter().map(|place| (place, Note(place.load(Relaxed))));
+        let known = notes().find(|(_, note)| note.is_of(hash));
         // Where no place is free, the name goes that was seen the longest ago.
         let age = |note: Note| if note.kind() == Kind::Seen { 1 + note.number() } else { 0 };
-        let oldest = notes().filter(|(_, note)| !note.is_row()).min_by_key(|(_, note)| age(*note));
-        let Some((place, old)) = oldest else { return };
-        if self.ring.has_unused(MOST_WORDS) {
-            self.keep(place, old, hash, name, row);
-        } else {
-            let seen = Note::new(hash, Kind::Seen, self.seen.fetch_add(1, Relaxed));
-            let _ = place.compare_exchange(old.0, seen.0, Relaxed, Relaxed);
+        let oldest = || notes().filter(|(_, note)| !note.is_row()).min_by_key(|(_, note)| age(*note));
+        if let Some((place, note)) = known.or_else(oldest).filter(|(_, note)| !note.is_row()) {
+            let kind = if known.is_some() { Kind::Proven } else { Kind::Young };
+            self.keep(kind, place, note, &record_of(hash, name, row));
         }
     }
 
+    /// Puts a row into the ring of this kind. `before`: what its place has said.
     #[cold]
-    fn keep(&self, place: &Place, before: Note, hash: u64, name: &Name<'_>, row: &RowRef<'_>) {
-        let record = record_of(hash, name, row);
+    fn keep(&self, kind: Kind, place: &Place, before: Note, record: &[u64]) {
         let Some(_held) = self.latch.try_write() else { return };
-        let mut again: Vec<(&Place, Vec<u64>)> = Vec::new();
+        // Rows that go to the head of the proven ring.
+        let mut proven: Vec<(&Place, Vec<u64>)> = Vec::new();
+        if kind == Kind::Young {
+            let room = loop {
+                match self.young.room_for(std::iter::once(record.len())) {
+                    Some(room) => break room,
+                    None => proven.extend(self.let_go(&self.young, true)),
+                }
+            };
+            self.put_new(&self.young, &room, Note::new(hash_of(record), kind, 0), place, before, record);
+            if proven.is_empty() {
+                return;
+            }
+        }
+        let new = Some(record).filter(|_| kind == Kind::Proven);
+        let mut again = 0;
         let room = loop {
-            let sizes = again.iter().map(|(_, record)| record.len()).chain([record.len()]);
-            if let Some(room) = self.ring.room_for(sizes) {
+            let sizes = proven.iter().map(|(_, record)| record.len()).chain(new.map(<[u64]>::len));
+            if let Some(room) = self.proven.room_for(sizes) {
                 break room;
             }
-            self.let_go(&mut again);
+            let row = self.let_go(&self.proven, again < self.most_again);
+            again += usize::from(row.is_some());
+            proven.extend(row);
         };
-        for (place, record) in &again {
-            let at = self.ring.put(&room, record);
-            // Only who holds the latch changes a row's place, but for its kind.
-            let note = Note(place.load(Relaxed)).as_kind(Kind::Kept).at(at);
-            place.store(note.0, Release);
+        for (place, record) in &proven {
+            let at = self.proven.put(&room, record);
+            // Only who holds the latch changes a row's place, but for whether it is wanted.
+            place.store(Note::new(hash_of(record), Kind::Proven, at).0, Release);
         }
-        let at = self.ring.put(&room, &record);
-        if place.compare_exchange(before.0, Note::new(hash, Kind::Kept, at).0, Release, Relaxed).is_ok() {
+        if let Some(record) = new {
+            self.put_new(&self.proven, &room, Note::new(hash_of(record), kind, 0), place, before, record);
+        }
+    }
+
+    /// A row that was not here. The latch is held.
+    fn put_new(&self, ring: &Ring, room: &Room, note: Note, place: &Place, before: Note, record: &[u64]) {
+        let note = Note(note.0 | ring.put(room, record) & NUMBER);
+        if place.compare_exchange(before.0, note.0, Release, Relaxed).is_ok() {
             self.rows.fetch_add(1, Relaxed);
             self.kept.fetch_add(1, Relaxed);
         }
     }
 
-    /// Lets the oldest record go; if it is wanted, it is to be put to the head once more. The latch is held.
-    fn let_go<'a>(&'a self, again: &mut Vec<(&'a Place, Vec<u64>)>) {
-        let at = self.ring.tail();
-        if let Some(hash) = self.ring.hash_of(at) {
-            let of_it = |note: Note| note.is_row() && note.number() == at & NUMBER;
-            if let Some(place) = self.bucket(hash).iter().find(|place| of_it(Note(place.load(Relaxed)))) {
-                if Note(place.load(Relaxed)).kind() == Kind::Wanted && again.len() < self.most_again {
-                    again.push((place, self.ring.take(at)));
-                } else {
-                    place.store(Note::FREE.0, Relaxed);
-                    self.rows.fetch_sub(1, Relaxed);
-                }
+    /// Lets the oldest record of a ring go. If it is wanted, and those may stay, it is to be put to the head of the proven ring. The latch
+    /// is held.
+    fn let_go(&self, ring: &Ring, may_stay: bool) -> Option<(&Place, Vec<u64>)> {
+        let at = ring.tail();
+        let kind = if std::ptr::eq(ring, &self.young) { Kind::Young } else { Kind::Proven };
+        let stays = ring.hash_of(at).and_then(|hash| {
+            let of_it = |note: Note| note.kind() == kind && note.number() == at & NUMBER;
+            let place = self.bucket(hash).iter().find(|place| of_it(Note(place.load(Relaxed))))?;
+            if may_stay && Note(place.load(Relaxed)).is_wanted() {
+                return Some((place, ring.take(at)));
             }
-        }
-        self.ring.pass(at);
+            let left = match kind {
+                Kind::Young => Note::new(hash, Kind::Seen, self.seen.fetch_add(1, Relaxed)),
+                _ => Note::FREE,
+            };
+            place.store(left.0, Relaxed);
+            self.rows.fetch_sub(1, Relaxed);
+            None
+        });
+        ring.pass(at);
+        stays
     }
 }
 
 /// The most words that a record has.
 const MOST_WORDS: usize = HEADER + MOST_BYTES / 8 + 2;
-/// So many rows at most go to the head once more for one that is new: then wanted ones have to go, too. (Fewer, if the ring is small:
-/// all of them find room in half of it, and what is left over at its end in the rest.)
+/// The part of the rings that is for young rows: one in so many words.
+const YOUNG: usize = 4;
+/// So many proven rows at most stay for one that is new: then wanted ones have to go, too. (Fewer, if the ring is small: all that are put
+/// there at once find room in it, with what is left over at its end.)
 const MOST_AGAIN: usize = 8;
+
+/// Copies a record, if it is the one of this name and was there until all was copied.
+fn copy_record(ring: &Ring, at: u64, name: &Name<'_>, body: bool, out: &mut RowBuf) -> bool {
+    let Some((size, [_, _, table, l0, row, writer, command], rest)) = ring.record(at) else { return false };
+    if table != name.table.0 || l0 != name.l0.0 || size.key_bytes != name.key.len() {
+        return false;
+    }
+    let (key, rest) = rest.split_at(words(size.key_bytes));
+    copy(key, size.key_bytes, &mut out.key);
+    if out.key != name.key {
+        return false;
+    }
+    copy(rest, if body { size.body_bytes } else { 0 }, &mut out.body);
+    out.head = Head {
+        row_id: RowId(row & RowId::MAX.0),
+        writer: Writer(writer),
+        command: command as u32,
+        flags: Flags((row >> 40) as u8),
+        incarnation: (row >> 48) as u16,
+    };
+    ring.was_there(at)
+}
+
+/// The hash in a record.
+fn hash_of(record: &[u64]) -> u64 {
+    record.get(1).copied().unwrap_or_default()
+}
 
 /// Copies what so many bytes of these words are.
 fn copy(from: &[AtomicU64], bytes: usize, out: &mut Vec<u8>) {

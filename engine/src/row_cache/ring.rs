@@ -60,11 +60,6 @@ impl Ring {
         self.head.load(Relaxed) == 0
     }
 
-    /// Whether so many words find room that was never used.
-    pub(super) fn has_unused(&self, words: usize) -> bool {
-        self.head.load(Relaxed) + words as u64 <= self.capacity
-    }
-
     pub(super) fn used(&self) -> u64 {
         self.head.load(Relaxed).saturating_sub(self.tail.load(Relaxed))
     }

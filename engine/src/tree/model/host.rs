@@ -20,7 +20,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// So little that rows have to go, too.
-const ROW_CACHE: usize = 16 << 10;
+const ROW_CACHE: usize = 32 << 10;
 
 #[derive(Clone)]
 pub(in crate::tree) struct TestHost {
