@@ -138,6 +138,11 @@ pub struct Counts {
 
 type Place = AtomicU64;
 
+/// Written by every look-up that finds its row: on a line without what the others read.
+#[repr(align(128))]
+#[derive(Default)]
+struct Apart(AtomicU64);
+
 /// See the module's page. Lives where all processes see it, as does what it points to.
 pub struct RowCache<L> {
     young: Ring,
@@ -148,8 +153,8 @@ pub struct RowCache<L> {
     seen: AtomicU64,
     tables: AtomicU64,
     rows: AtomicU64,
-    found: AtomicU64,
     kept: AtomicU64,
+    found: Apart,
     most_again: usize,
     /// Who keeps rows holds it. It is never waited for.
     latch: L,
@@ -189,7 +194,7 @@ impl<L: RawLatch> RowCache<L> {
             seen: AtomicU64::new(0),
             tables: AtomicU64::new(0),
             rows: AtomicU64::new(0),
-            found: AtomicU64::new(0),
+            found: Apart::default(),
             kept: AtomicU64::new(0),
             latch: L::new(),
         })
@@ -205,7 +210,7 @@ impl<L: RawLatch> RowCache<L> {
             rows: self.rows.load(Relaxed),
             bytes: (self.young.used() + self.proven.used()) * 8,
             room: (self.young.capacity() + self.proven.capacity()) * 8,
-            found: self.found.load(Relaxed),
+            found: self.found.0.load(Relaxed),
             kept: self.kept.load(Relaxed),
         }
     }
@@ -239,7 +244,7 @@ impl<L: RawLatch> RowCache<L> {
                 // Whoever is at this place at the same time knows better.
                 let _ = place.compare_exchange(note.0, note.wanted().0, Relaxed, Relaxed);
             }
-            self.found.fetch_add(1, Relaxed);
+            self.found.0.fetch_add(1, Relaxed);
             return true;
         }
         false

@@ -202,7 +202,7 @@ impl<H: Host> Tree<'_, H> {
             newest.get_or_insert(row.head.row_id);
             let taken = choose(&row.head, &Hint::of_run(run)) == Verdict::Take;
             match out.as_deref_mut() {
-                Some(out) if taken => std::mem::swap(out, row),
+                Some(out) if taken => out.set(&row.as_ref()),
                 _ => passed_over = Some(row.head.row_id),
             }
             taken
