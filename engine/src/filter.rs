@@ -24,6 +24,7 @@ const BLOCK: usize = 64;
 const BLOCKS_AT: usize = 64;
 const HEADER: usize = BLOCKS_AT - CONTENT;
 const BLOCKS_PER_PAGE: usize = (PAGE_SIZE - BLOCKS_AT) / BLOCK;
+const CONTENTS: usize = HEADER + BLOCKS_PER_PAGE * BLOCK;
 const MAX_PROBES: u8 = 16;
 
 const SECRET: [u64; 3] = [0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3];
@@ -131,13 +132,17 @@ impl Entry for u64 {
         self.to_le_bytes()
     }
 
+    fn rank(self) -> u64 {
+        self
+    }
+
     fn read(bytes: &[u8]) -> u128 {
         bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)).into()
     }
 }
 
 impl FilterBuilder {
-    /// With no bits there is no filter. `memory`: how many bytes the hashes may take before they go to a side file.
+    /// With no bits there is no filter. `memory`: how many bytes may be taken before the hashes go to a side file.
     pub fn new(bits_per_key: u32, memory: usize) -> FilterBuilder {
         FilterBuilder { hashes: Sorter::new(memory), bits_per_key }
     }
@@ -156,28 +161,48 @@ impl FilterBuilder {
     }
 
     /// Makes the pages one by one, in order; `put` is given each page's contents.
-    #[allow(clippy::indexing_slicing, reason = "blocks and bits are reduced to what a page has")]
-    pub fn finish(self, mut put: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    pub fn finish(mut self, mut put: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let pages = self.pages();
         let probes = probes_for(self.bits_per_key);
+        let mut contents = vec![0u8; CONTENTS];
+        if let Some(mut hashes) = self.hashes.by_group(pages as usize, |hash| page_of(hash, pages) as usize) {
+            for page in 0..pages {
+                begin(&mut contents, probes);
+                hashes.get(page as usize).iter().for_each(|hash| set(&mut contents, *hash, pages, probes));
+                put(&contents)?;
+            }
+            return Ok(());
+        }
         let mut hashes = self.hashes.finish()?;
         let mut next = hashes.next()?;
-        let mut contents = vec![0u8; HEADER + BLOCKS_PER_PAGE * BLOCK];
         for page in 0..pages {
-            contents.fill(0);
-            contents[0] = KIND_BLOCKED_BLOOM;
-            contents[1] = probes;
+            begin(&mut contents, probes);
             while let Some(hash) = next.map(|hash| hash as u64).filter(|hash| page_of(*hash, pages) <= page) {
-                let block = HEADER + block_of(hash, pages) * BLOCK;
-                for bit in bits_of(hash, probes) {
-                    contents[block + bit / 8] |= 1 << (bit % 8);
-                }
+                set(&mut contents, hash, pages, probes);
                 next = hashes.next()?;
             }
             put(&contents)?;
         }
         debug_assert!(next.is_none());
         Ok(())
+    }
+}
+
+/// Makes it a filter page that holds nothing.
+#[allow(clippy::indexing_slicing, reason = "a page's contents are longer")]
+fn begin(contents: &mut [u8], probes: u8) {
+    contents.fill(0);
+    contents[0] = KIND_BLOCKED_BLOOM;
+    contents[1] = probes;
+}
+
+/// Puts a hash into its page.
+#[allow(clippy::indexing_slicing, reason = "blocks and bits are reduced to what a page has")]
+#[inline]
+fn set(contents: &mut [u8], hash: u64, pages: u32, probes: u8) {
+    let block = HEADER + block_of(hash, pages) * BLOCK;
+    for bit in bits_of(hash, probes) {
+        contents[block + bit / 8] |= 1 << (bit % 8);
     }
 }
 

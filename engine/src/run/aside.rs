@@ -24,6 +24,8 @@ pub trait Entry: Ord + Copy {
     type Bytes: AsRef<[u8]>;
     const SIZE: usize = size_of::<Self::Bytes>();
     fn bytes(self) -> Self::Bytes;
+    /// Does not fall from an entry to a greater one.
+    fn rank(self) -> u64;
     /// What the entry says, from its bytes, in a form that has the same order and is common to kinds of entries that may follow
     /// on each other.
     fn read(bytes: &[u8]) -> u128;
@@ -83,7 +85,7 @@ impl<E: Entry> Sorter<E> {
     }
 
     fn put_aside(&mut self, sink: &impl PageSink) -> Result<()> {
-        self.entries.sort_unstable();
+        sort(&mut self.entries);
         let file = match self.chunks.file.take() {
             Some(file) => file,
             None => sink.side_file()?,
@@ -108,9 +110,17 @@ impl<E: Entry> Sorter<E> {
         Ok(next)
     }
 
+    /// All of them, by group and in no order within one, if none have been put aside. Otherwise as they are.
+    pub fn by_group(&mut self, groups: usize, group_of: impl Fn(E) -> usize) -> Option<Groups<'_, E>> {
+        match self.chunks.file {
+            Some(_) => None,
+            None => Some(regroup(&mut self.entries, groups, group_of)),
+        }
+    }
+
     /// All of them, in order.
     pub fn finish(mut self) -> Result<Sorted<E>> {
-        self.entries.sort_unstable();
+        sort(&mut self.entries);
         let Some(file) = self.chunks.file.take() else {
             return Ok(Sorted::InMemory(self.entries.into_iter()));
         };
@@ -118,6 +128,97 @@ impl<E: Entry> Sorter<E> {
         let memory = self.most.saturating_mul(size_of::<E>());
         drop(self.entries);
         Merging::of(self.chunks, memory).map(Sorted::Aside)
+    }
+}
+
+/// Entries that stand together by group.
+pub struct Groups<'a, E> {
+    entries: &'a mut [E],
+    ends: Vec<usize>,
+}
+
+impl<E> Groups<'_, E> {
+    pub fn get(&mut self, group: usize) -> &mut [E] {
+        let from = group.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        let until = self.ends.get(group).copied().unwrap_or(from);
+        self.entries.get_mut(from..until).unwrap_or_default()
+    }
+}
+
+/// Puts entries together by group, where they are: each is swapped with the one that stands where it belongs.
+#[allow(
+    clippy::indexing_slicing,
+    reason = "each group has as many places as entries; others would be a mistake of the caller's"
+)]
+fn regroup<E: Copy>(entries: &mut [E], groups: usize, group_of: impl Fn(E) -> usize) -> Groups<'_, E> {
+    let mut ends = vec![0; groups];
+    entries.iter().for_each(|entry| ends[group_of(*entry)] += 1);
+    let mut end = 0;
+    let mut next: Vec<usize> = Vec::with_capacity(groups);
+    for group in &mut ends {
+        next.push(end);
+        end += *group;
+        *group = end;
+    }
+    for group in 0..groups {
+        while next[group] < ends[group] {
+            let mut entry = entries[next[group]];
+            loop {
+                let to = group_of(entry);
+                let place = next[to];
+                next[to] += 1;
+                std::mem::swap(&mut entries[place], &mut entry);
+                if to == group {
+                    break;
+                }
+            }
+        }
+    }
+    Groups { entries, ends }
+}
+
+/// Entries are put in order in groups of about so many.
+const TOGETHER: usize = 512;
+
+/// Puts entries in order. What they are like mostly is known: hashes, evenly spread; or the row ids of a few flushes, which
+/// are numbers without a gap where no row was left out. So they are divided among groups by where they are between the least and
+/// the greatest, and in a group without a gap each goes straight to its place.
+fn sort<E: Entry>(entries: &mut [E]) {
+    let (least, most) = bounds(entries);
+    let bits = (most.saturating_sub(least)).checked_ilog2().map_or(0, |bit| bit + 1);
+    let groups = (entries.len() / TOGETHER).checked_ilog2().unwrap_or(0);
+    let shift = bits.saturating_sub(groups);
+    let group_of = |entry: E| ((entry.rank() - least) >> shift) as usize;
+    if groups == 0 {
+        return entries.sort_unstable();
+    }
+    let count = ((most - least) >> shift) as usize + 1;
+    let mut parts = regroup(entries, count, group_of);
+    let mut placed = Vec::new();
+    (0..count).for_each(|group| sort_group(parts.get(group), &mut placed));
+}
+
+fn bounds<E: Entry>(entries: &[E]) -> (u64, u64) {
+    let ranks = entries.iter().map(|entry| entry.rank());
+    ranks.fold((u64::MAX, 0), |(least, most), rank| (least.min(rank), most.max(rank)))
+}
+
+fn sort_group<E: Entry>(entries: &mut [E], placed: &mut Vec<E>) {
+    let (least, most) = bounds(entries);
+    if most.wrapping_sub(least) != (entries.len() as u64).wrapping_sub(1) {
+        return entries.sort_unstable();
+    }
+    placed.clear();
+    placed.extend_from_slice(entries);
+    for entry in &*entries {
+        if let Some(place) = placed.get_mut((entry.rank() - least) as usize) {
+            *place = *entry;
+        }
+    }
+    // If a rank came twice, another is missing.
+    match (least..).zip(&*placed).all(|(rank, entry)| entry.rank() == rank) {
+        true => entries.copy_from_slice(placed),
+        false => entries.sort_unstable(),
     }
 }
 
@@ -267,5 +368,67 @@ impl Contents {
             }
         }
         self.pages.iter().try_for_each(|page| put(page))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random numbers, the same each time.
+    fn random(count: usize, of: impl Fn(u64) -> u64) -> Vec<u64> {
+        let mut state = 5u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state ^ state >> 29
+        };
+        (0..count).map(|_| of(next())).collect()
+    }
+
+    fn is_sorted(mut entries: Vec<u64>) {
+        let mut wanted = entries.clone();
+        wanted.sort_unstable();
+        sort(&mut entries);
+        assert!(entries == wanted);
+    }
+
+    #[test]
+    fn entries_of_all_kinds_are_sorted() {
+        for count in [0, 1, 2, 511, 512, 1023, 1024, 1025, 5000, 70_000] {
+            is_sorted(random(count, |n| n));
+            is_sorted(random(count, |n| n % 7));
+            is_sorted(random(count, |n| 1 << (n % 64)));
+            is_sorted(random(count, |n| u64::MAX - n % 3000));
+            is_sorted(vec![u64::MAX; count]);
+            let without_gaps = |from: u64| {
+                let mut ranks: Vec<(u64, u64)> = random(count, |n| n).into_iter().zip(from..).collect();
+                ranks.sort_unstable();
+                ranks.into_iter().map(|(_, rank)| rank).collect::<Vec<_>>()
+            };
+            is_sorted(without_gaps(0));
+            is_sorted(without_gaps(1 << 40));
+            let mut one_twice = without_gaps(9);
+            if let [first, .., last] = one_twice.as_mut_slice() {
+                *first = *last;
+            }
+            is_sorted(one_twice);
+        }
+    }
+
+    #[test]
+    fn entries_stand_by_group() {
+        for (count, groups) in [(0, 1), (1, 5), (1000, 1), (1000, 7), (5000, 5000)] {
+            let mut entries = random(count, |n| n >> 20);
+            let mut wanted = entries.clone();
+            let group_of = |entry: u64| entry as usize % groups;
+            let mut found = regroup(&mut entries, groups, group_of);
+            for group in 0..groups {
+                assert!(found.get(group).iter().all(|entry| group_of(*entry) == group));
+            }
+            assert_eq!(found.get(groups).len(), 0);
+            wanted.sort_unstable();
+            entries.sort_unstable();
+            assert!(entries == wanted);
+        }
     }
 }

@@ -57,6 +57,10 @@ impl Entry for Narrow {
         self.0.to_le_bytes()
     }
 
+    fn rank(self) -> u64 {
+        self.0 >> PAGE_BITS
+    }
+
     fn read(bytes: &[u8]) -> u128 {
         Narrow(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))).widen().0
     }
@@ -67,6 +71,10 @@ impl Entry for Wide {
 
     fn bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()
+    }
+
+    fn rank(self) -> u64 {
+        (self.0 >> 32) as u64
     }
 
     fn read(bytes: &[u8]) -> u128 {
