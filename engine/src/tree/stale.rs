@@ -18,6 +18,12 @@ use crate::tree::version::Pinned;
 use crate::tree::Tree;
 use crate::types::{L0Id, Writer};
 
+/// So many keys in a row are looked up, and if fewer than one in so many of them is stale, so many are passed over before the next: a
+/// look-up costs about as much as carrying a row on.
+const LOOKED_UP: u32 = 256;
+const ONE_IN: u32 = 32;
+const PASSED_OVER: u32 = 8 * LOOKED_UP;
+
 /// Keys are looked up only if the newer runs have at least this part of the merge's rows: else there is little to drop.
 const LEAST_PART: u64 = if cfg!(test) { u64::MAX } else { 16 };
 
@@ -31,11 +37,17 @@ pub(super) struct Stale<'t, 'a, H: Host> {
     /// `None`: it rests.
     view: Option<Pinned<H>>,
     worthwhile: bool,
+    /// Keys that are looked up before it is asked how many of them were stale, and how many were.
+    to_look_up: u32,
+    found: u32,
+    /// Keys that are passed over.
+    to_pass: u32,
 }
 
 impl<'t, 'a, H: Host> Stale<'t, 'a, H> {
     pub fn new(tree: &'t Tree<'a, H>, last_l0: L0Id, rows: u64, oldest: Writer) -> Self {
-        let mut stale = Stale { tree, last_l0, rows, oldest, view: None, worthwhile: false };
+        let (view, worthwhile, to_look_up, found, to_pass) = (None, false, LOOKED_UP, 0, 0);
+        let mut stale = Stale { tree, last_l0, rows, oldest, view, worthwhile, to_look_up, found, to_pass };
         stale.renew();
         stale
     }
@@ -60,10 +72,25 @@ impl<'t, 'a, H: Host> Stale<'t, 'a, H> {
     }
 
     /// A writer not older than the one that made the merge's values of this key stale; `None`: they are not.
-    pub fn since(&self, key: &[u8]) -> Option<Writer> {
+    pub fn since(&mut self, key: &[u8]) -> Option<Writer> {
         if !self.worthwhile {
             return None;
         }
+        if self.to_pass > 0 {
+            self.to_pass -= 1;
+            return None;
+        }
+        let since = self.look_up(key);
+        self.found += u32::from(since.is_some());
+        self.to_look_up -= 1;
+        if self.to_look_up == 0 {
+            self.to_pass = if self.found < LOOKED_UP / ONE_IN { PASSED_OVER } else { 0 };
+            (self.to_look_up, self.found) = (LOOKED_UP, 0);
+        }
+        since
+    }
+
+    fn look_up(&self, key: &[u8]) -> Option<Writer> {
         let entry = self.tree.shared.index.get(key)?;
         let view = self.view.as_ref()?;
         if entry.l0 <= self.last_l0 || entry.l0 > view.flushed {
