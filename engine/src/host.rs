@@ -19,6 +19,29 @@ pub trait SideFile {
     fn read(&mut self, at: u64, into: &mut [u8]) -> Result<()>;
 }
 
+/// Reads rows of one generation from its log.
+pub trait LogReader {
+    type Row: Deref<Target = [u8]>;
+    /// As [`Host::log_row`].
+    fn row(&self, addr: LogAddr) -> Result<Self::Row>;
+    /// The record at `addr` will be read soon. A hint, as [`Host::touch_page`].
+    #[inline]
+    fn touch(&self, _addr: LogAddr) {}
+}
+
+/// Reads them as anybody does, and does not know of hints.
+pub struct RowByRow<'h, H> {
+    pub host: &'h H,
+    pub generation: L0Id,
+}
+
+impl<H: Host> LogReader for RowByRow<'_, H> {
+    type Row = H::LogRow;
+    fn row(&self, addr: LogAddr) -> Result<H::LogRow> {
+        self.host.log_row(self.generation, addr)
+    }
+}
+
 pub trait Host: Sized + 'static {
     /// A reader-writer latch that lives inside the shared structures.
     type Latch: RawLatch;
@@ -28,6 +51,8 @@ pub trait Host: Sized + 'static {
     type Held: Deref<Target = PageBuf>;
     /// A pinned log record; dropping it releases the pin.
     type LogRow: Deref<Target = [u8]>;
+    /// The row log of one generation.
+    type LogReader<'h>: LogReader<Row = Self::LogRow>;
     /// What the host keeps in shared memory for a table's row log (its tails).
     type LogState: Default + Send + Sync;
     type Horizon: Horizon;
@@ -104,6 +129,8 @@ pub trait Host: Sized + 'static {
     ) -> Result<()>;
     /// The record at `addr`, exactly as appended.
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<Self::LogRow>;
+    /// As [`Host::log_row`], for many rows of a generation.
+    fn log_reader(&self, generation: L0Id) -> Result<Self::LogReader<'_>>;
     /// A flush is about to read what these extents hold of the log, all of it, in the order of the keys: a host that would read a page
     /// of it for each row reads it now, page after page.
     fn fetch_log(&self, _extents: &[Extent]) -> Result<()> {

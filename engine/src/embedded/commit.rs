@@ -11,7 +11,7 @@
 use super::batch::{Batch, Change};
 use super::health::lock;
 use super::host::EmbeddedHost;
-use super::metrics::{add, nanos};
+use super::metrics::{add, add_alone, nanos};
 use crate::error::{Error, Result};
 use crate::tree::{NewRow, Tree};
 use crate::types::{Flags, Writer};
@@ -204,11 +204,12 @@ fn write(tree: &Tree<'_, EmbeddedHost>, works: &[Work<'_>], sync: bool) -> Resul
         host.log.sync()?;
     }
     host.sequences.publish(first + count);
-    add(&host.counters.groups, 1);
-    add(&host.counters.writes, works.len() as u64);
-    add(&host.counters.changes, count);
-    add(&host.counters.user_bytes, works.iter().map(Work::bytes).sum::<usize>() as u64);
-    if host.log.extent().1 >= host.options.tree.memtable_bytes {
+    // One leads at a time.
+    add_alone(&host.counters.groups, 1);
+    add_alone(&host.counters.writes, works.len() as u64);
+    add_alone(&host.counters.changes, count);
+    add_alone(&host.counters.user_bytes, works.iter().map(Work::bytes).sum::<usize>() as u64);
+    if host.log.newest_bytes() >= host.options.tree.memtable_bytes {
         // The rows are written: what goes wrong with the rotation is the next writer's concern.
         let _ = tree.rotate();
     }

@@ -164,7 +164,7 @@ impl Core {
     /// Has what is in memory written to a run, if that is worth a run of its own: its log takes more room, and an open would
     /// have to read it. True: that has begun.
     pub fn write_out(&self) -> bool {
-        let worth = self.host.log.extent().1 > self.host.options.tree.memtable_bytes / WORTH_A_RUN;
+        let worth = self.host.log.newest_bytes() > self.host.options.tree.memtable_bytes / WORTH_A_RUN;
         // What goes wrong is the next writer's concern.
         worth && self.tree().is_ok_and(|tree| tree.rotate().is_ok())
     }
@@ -214,7 +214,7 @@ impl Core {
     /// Tells the pace how things stand, and lets go of what no reader needs any more.
     fn measure(&self) -> Result<()> {
         let runs = self.tree()?.manifest().runs.iter().filter(|r| r.level == 0).count();
-        let frozen = self.host.log.extent().0.saturating_sub(1);
+        let frozen = self.host.log.segment_count().saturating_sub(1);
         self.host.log.release(self.tree()?.shared().oldest_log_in_use());
         self.host.pace.set_garbage(self.tree()?.shared().garbage_beyond());
         self.host.pace.set(u32::try_from(frozen).unwrap_or(u32::MAX), u32::try_from(runs).unwrap_or(u32::MAX));
@@ -264,7 +264,7 @@ impl Core {
         let mut statistics = Statistics {
             version: manifest.version,
             file_pages: self.host.pages.pages(),
-            log_segments: self.host.log.extent().0,
+            log_segments: self.host.log.segment_count(),
             memtable_bytes: self.host.budgets.memtables.used.load(Ordering::Relaxed),
             key_index_bytes: self.host.budgets.key_index.used.load(Ordering::Relaxed),
             ..Statistics::default()

@@ -4,7 +4,7 @@
 
 use super::fs::{File, Fs, Lock};
 use super::health::{lock, Health};
-use super::log_segment::LogRow;
+use super::log_segment::{LogRow, SegmentReader};
 use super::meta_file::MetaFile;
 use super::metrics::{add, Counters};
 use super::options::Options;
@@ -125,6 +125,7 @@ impl Host for EmbeddedHost {
     type Page = Page;
     type Held = Page;
     type LogRow = LogRow;
+    type LogReader<'h> = SegmentReader;
     type LogState = ();
     type Horizon = SequenceHorizon;
     /// Nobody replays but who writes: an extent that no meta page names is free after a crash.
@@ -211,6 +212,10 @@ impl Host for EmbeddedHost {
 
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<LogRow> {
         self.log.row(generation, addr)
+    }
+
+    fn log_reader(&self, generation: L0Id) -> Result<SegmentReader> {
+        self.log.reader(generation)
     }
 
     fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {

@@ -19,7 +19,9 @@
 use super::crc32c;
 use super::fs::{File, Mapping};
 use crate::bytes::{get_varint, put_bytes, u32_at, u64_at, varint_len};
+use crate::cpu::{prefetch, LINE};
 use crate::error::{Error, Place, Result};
+use crate::host::LogReader;
 use crate::mutation::{on, Mutation::I17TornTailBelieved};
 use crate::types::{L0Id, LogAddr};
 use std::ops::{Deref, Range};
@@ -40,6 +42,8 @@ pub const MAX_PAYLOAD: usize = (1 << 30) - 1;
 const PIECE: u64 = 64 << 10;
 /// Longest segment; address space of this size is set aside for each.
 pub const MAX_SEGMENT: u64 = 4 << 30;
+/// So much of a record is fetched beforehand; what follows, the processor fetches as it sees it read in order.
+const TOUCHED: usize = 3 * LINE;
 /// No log has so many frames; the first is number 1.
 const MOST_FRAMES: u64 = 1 << 60;
 
@@ -268,6 +272,17 @@ impl Segment {
         Ok(())
     }
 
+    /// Something is about to be written at the end. A hint.
+    pub fn touch_end(&self) {
+        self.touch(self.end());
+    }
+
+    fn touch(&self, offset: u64) {
+        if let Some(start) = self.map.as_ref().and_then(|map| map.at(offset as usize, 1)) {
+            (0..TOUCHED).step_by(LINE).for_each(|at| prefetch(start.as_ptr().wrapping_add(at)));
+        }
+    }
+
     /// Writes a frame at the end. It can be read once [`Segment::publish`] has been called. For the appender alone.
     pub fn write(&self, frame: &[u8]) -> std::io::Result<()> {
         let at = self.end();
@@ -353,6 +368,22 @@ impl Segment {
                 }
             }
         }
+    }
+}
+
+/// See [`crate::host::Host::LogReader`].
+pub struct SegmentReader(pub Arc<Segment>);
+
+impl LogReader for SegmentReader {
+    type Row = LogRow;
+
+    fn row(&self, addr: LogAddr) -> Result<LogRow> {
+        self.0.row(addr)
+    }
+
+    #[inline]
+    fn touch(&self, addr: LogAddr) {
+        self.0.touch(addr.0);
     }
 }
 

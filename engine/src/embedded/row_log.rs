@@ -9,7 +9,10 @@
 
 use super::fs::Fs;
 use super::health::{lock, Health};
-use super::log_segment::{encode_frame, search, seed, stored_len, Frame, Header, LogRow, Segment, HEADER};
+use super::log_segment::{
+    encode_frame, search, seed, stored_len, Frame, Header, LogRow, Segment, SegmentReader, HEADER,
+};
+use super::metrics::add_alone;
 use crate::error::{Error, Place, Result};
 use crate::types::{L0Id, LogAddr};
 use std::io;
@@ -26,6 +29,8 @@ pub struct RowLog {
     health: Arc<Health>,
     segments: RwLock<Segments>,
     tail: Mutex<Tail>,
+    /// End of the newest segment; changed by the appender alone.
+    end: AtomicU64,
     /// One sync at a time.
     syncing: Mutex<()>,
     /// Every frame up to this number is durable, here or in a run.
@@ -62,6 +67,8 @@ struct Tail {
     /// The highest `synced` that a frame has told of.
     marked: u64,
     frame: Vec<u8>,
+    /// The last segment of `live`, if anything has been appended to it: appenders need not ask for it.
+    newest: Option<Arc<Segment>>,
     /// Segments with bytes that are not synced, oldest first.
     dirty: Vec<Arc<Segment>>,
     /// Files were made whose names are not synced.
@@ -78,9 +85,15 @@ fn generation_of(name: &str) -> Option<L0Id> {
     (segment_name(generation) == name).then_some(generation)
 }
 
+fn no_segment(generation: L0Id, addr: LogAddr) -> Error {
+    let place = Place::Log { generation: generation.0, offset: addr.0 };
+    Error::Corrupt { place, what: "this generation has no log segment (any more)".into() }
+}
+
 impl RowLog {
     pub fn new(fs: Arc<dyn Fs>, dir: &Path, chunk: u64, health: Arc<Health>) -> RowLog {
-        let tail = Tail { next_frame: 1, marked: 0, frame: Vec::new(), dirty: Vec::new(), new_names: false };
+        let (frame, dirty) = (Vec::new(), Vec::new());
+        let tail = Tail { next_frame: 1, marked: 0, frame, newest: None, dirty, new_names: false };
         RowLog {
             fs,
             dir: dir.to_path_buf(),
@@ -89,6 +102,7 @@ impl RowLog {
             health,
             segments: RwLock::default(),
             tail: Mutex::new(tail),
+            end: AtomicU64::new(0),
             syncing: Mutex::default(),
             synced: AtomicU64::new(0),
             mended: AtomicBool::new(false),
@@ -116,10 +130,14 @@ impl RowLog {
         self.segments.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of segments that are not in runs, and bytes in the newest.
-    pub fn extent(&self) -> (usize, u64) {
-        let segments = self.segments();
-        (segments.live.len(), segments.live.last().map_or(0, |s| s.end()))
+    /// Number of segments that are not in runs.
+    pub fn segment_count(&self) -> usize {
+        self.segments().live.len()
+    }
+
+    /// Bytes in the newest segment.
+    pub fn newest_bytes(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
     }
 
     fn segment(&self, generation: L0Id) -> Option<Arc<Segment>> {
@@ -128,13 +146,12 @@ impl RowLog {
     }
 
     pub fn row(&self, generation: L0Id, addr: LogAddr) -> Result<LogRow> {
-        match self.segment(generation) {
-            Some(segment) => segment.row(addr),
-            None => {
-                let place = Place::Log { generation: generation.0, offset: addr.0 };
-                Err(Error::Corrupt { place, what: "this generation has no log segment (any more)".into() })
-            }
-        }
+        self.segment(generation).ok_or_else(|| no_segment(generation, addr))?.row(addr)
+    }
+
+    pub fn reader(&self, generation: L0Id) -> Result<SegmentReader> {
+        let segment = self.segment(generation).ok_or_else(|| no_segment(generation, LogAddr(0)))?;
+        Ok(SegmentReader(segment))
     }
 
     /// Appends the records as one frame, then tells their addresses. Nothing has changed when it fails.
@@ -142,24 +159,29 @@ impl RowLog {
         self.health.check()?;
         let mut tail = lock(&self.tail);
         let tail = &mut *tail;
-        let segment = self.newest_or_new(generation, tail)?;
+        if tail.newest.as_ref().is_none_or(|newest| newest.generation != generation) {
+            tail.newest = Some(self.newest_or_new(generation, tail)?);
+        }
+        let Some(segment) = &tail.newest else { return Err(no_segment(generation, LogAddr(0))) };
+        segment.touch_end();
         let number = tail.next_frame - segment.first_frame;
         let number =
             u32::try_from(number).map_err(|_| Error::NoSpace(format!("{} has too many frames", segment.name)))?;
         let synced = self.synced.load(Ordering::Acquire);
         let behind = u32::try_from(tail.next_frame - synced).ok().filter(|_| synced > tail.marked);
         let payload = encode_frame(segment.seed, number, behind, records, &mut tail.frame)?;
-        self.put(&segment, &tail.frame)?;
+        self.put(segment, &tail.frame)?;
         let mut at = segment.end() + payload as u64;
         segment.publish(tail.frame.len() as u64);
-        self.counters.frames.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes.fetch_add(tail.frame.len() as u64, Ordering::Relaxed);
+        self.end.store(segment.end(), Ordering::Relaxed);
+        add_alone(&self.counters.frames, 1);
+        add_alone(&self.counters.bytes, tail.frame.len() as u64);
         tail.next_frame += 1;
         if behind.is_some() {
             tail.marked = synced;
         }
-        if !tail.dirty.last().is_some_and(|s| Arc::ptr_eq(s, &segment)) {
-            tail.dirty.push(Arc::clone(&segment));
+        if !tail.dirty.last().is_some_and(|s| Arc::ptr_eq(s, segment)) {
+            tail.dirty.push(Arc::clone(segment));
         }
         for (i, record) in records.iter().enumerate() {
             link(i, LogAddr(at));
@@ -270,7 +292,13 @@ impl RowLog {
             segments.retired.extend_from_slice(&gone);
             gone
         };
-        lock(&self.tail).dirty.retain(|s| s.generation > upto);
+        {
+            let mut tail = lock(&self.tail);
+            tail.dirty.retain(|s| s.generation > upto);
+            if tail.newest.take_if(|newest| newest.generation <= upto).is_some() {
+                self.end.store(0, Ordering::Relaxed);
+            }
+        }
         gone.iter().try_for_each(|s| self.remove(s.generation))
     }
 
@@ -323,6 +351,8 @@ impl RowLog {
         // The next frame tells that all before it are durable.
         tail.marked = 0;
         self.synced.store(tail.next_frame - 1, Ordering::Release);
+        tail.newest = None;
+        self.end.store(kept.last().map_or(0, |newest| newest.end()), Ordering::Relaxed);
         drop(tail);
         self.change().live = kept;
         Ok(())
@@ -502,6 +532,34 @@ mod tests {
         let log = RowLog::new(Arc::clone(fs), dir, 4096, Arc::default());
         log.set_storage_id(42);
         log
+    }
+
+    #[test]
+    fn the_newest_segment_is_known_until_it_is_forgotten() {
+        let scratch = Scratch::new();
+        let fs: Arc<dyn Fs> = Arc::new(RealFs);
+        let first = log(&fs, &scratch.0);
+        replay(&first, 0).unwrap();
+        assert_eq!(first.newest_bytes(), 0);
+        append(&first, 1, &[b"one"]).unwrap();
+        append(&first, 2, &[b"a longer one"]).unwrap();
+        let end = first.newest_bytes();
+        assert!(end > HEADER as u64);
+        first.forget(L0Id(1)).unwrap();
+        assert_eq!((first.newest_bytes(), first.segment_count()), (end, 1));
+        first.sync().unwrap();
+        drop(first);
+        let second = log(&fs, &scratch.0);
+        assert_eq!(replay(&second, 1).unwrap().len(), 1);
+        assert_eq!(second.newest_bytes(), end);
+        append(&second, 2, &[b"another"]).unwrap();
+        assert!(second.newest_bytes() > end);
+        second.forget(L0Id(2)).unwrap();
+        assert_eq!((second.newest_bytes(), second.segment_count()), (0, 0));
+        // What follows goes to a segment that is there.
+        let wanted = append(&second, 3, &[b"the last"]).unwrap();
+        assert_eq!(replay(&log(&fs, &scratch.0), 2).unwrap(), wanted);
+        assert!(append(&second, 2, &[b"too late"]).is_err());
     }
 
     type Records = Vec<(u64, u64, Vec<u8>)>;

@@ -18,6 +18,7 @@ use super::leaf::DEAD;
 use super::sweep::SweepCursor;
 use super::write::Spot;
 use super::KeyIndex;
+use crate::cpu::prefetch;
 use crate::filter::key_hash;
 use crate::host::Budget;
 use crate::types::MAX_KEY;
@@ -163,6 +164,15 @@ impl KeyFilters {
             if let Some(filter) = unsafe { filter.load(Ordering::Relaxed).as_ref() } {
                 filter.tell(*hash.get_or_insert_with(|| key_hash(key)));
             }
+        }
+    }
+
+    /// The key will be told soon. A hint. The latch is held.
+    #[inline]
+    pub(super) fn touch(&self, key: &[u8]) {
+        // SAFETY: only a holder of the latch takes it out, and that are we.
+        if let Some(filter) = unsafe { self.used.load(Ordering::Relaxed).as_ref() } {
+            prefetch(filter.block(key_hash(key)));
         }
     }
 

@@ -42,6 +42,8 @@ const NODE_NEEDS: Needs = {
 const LEAVES_A_HOLD: usize = 16;
 /// New keys that are put into one leaf at once.
 const NEW_KEYS: usize = 2 * MOST_KEYS;
+/// Keys whose place in the filter is fetched ahead.
+const KEYS_AHEAD: usize = 32;
 /// Keys looked at in one go.
 const BATCH: usize = 1024;
 
@@ -111,11 +113,14 @@ impl<L: RawLatch> KeyIndex<L> {
         ahead: Ahead,
     ) -> Result<usize, Full> {
         debug_assert!(batch.is_sorted_by(|a, b| a.0 < b.0), "the keys of a batch ascend");
-        let (mut done, mut inserted, mut plan) = (0, 0, Plan::before(ahead));
+        let (mut done, mut touched, mut inserted, mut plan) = (0, 0, 0, Plan::before(ahead));
         while done < batch.len() {
             let held = self.latch.write();
             for _ in 0..LEAVES_A_HOLD {
                 let Some(rest) = batch.get(done..).filter(|rest| !rest.is_empty()) else { break };
+                let soon = touched.max(done)..batch.len().min(done + KEYS_AHEAD);
+                batch.get(soon).unwrap_or_default().iter().for_each(|(key, _)| self.filters.touch(key));
+                touched = done + KEYS_AHEAD;
                 let mut most = NEW_KEYS;
                 let step = loop {
                     match self.put_into_leaf(rest, most, budget, &change, &mut plan, &mut inserted) {

@@ -91,6 +91,14 @@ impl KeyTrie {
         }
     }
 
+    /// Begins to fetch what the insertion of this key will look at first.
+    #[inline]
+    pub(super) fn begin<'a>(&self, list: &'a SkipList, key: &[u8]) -> Begun<'a> {
+        let slot = Walk::new(self, list, key_hash(key)).slot;
+        Node(std::ptr::from_ref(slot).cast_mut().cast()).prefetch();
+        Begun(slot)
+    }
+
     /// Notes a node that has been linked into the list.
     pub(super) fn insert(&self, list: &SkipList, offset: u32, key: &[u8]) {
         let mut walk = Walk::new(self, list, key_hash(key));
@@ -129,6 +137,18 @@ impl KeyTrie {
                 list.arena.give_back(next, (FORK_BYTES / UNIT) as u32);
             }
         }
+    }
+}
+
+/// Where the way of a key begins, see [`KeyTrie::begin`].
+pub(super) struct Begun<'a>(&'a AtomicU32);
+
+impl Begun<'_> {
+    /// Once that is there: begins to fetch what is looked at next.
+    #[inline]
+    pub(super) fn prefetch(self, list: &SkipList) {
+        // SAFETY: slots hold 0 or offsets of this arena; nothing is read there yet.
+        unsafe { list.node(self.0.load(Ordering::Relaxed)) }.prefetch();
     }
 }
 

@@ -21,6 +21,7 @@
 
 mod arena;
 mod guides;
+mod in_order;
 mod key_trie;
 mod node;
 mod row_index;
@@ -29,6 +30,7 @@ mod skip_list;
 #[cfg(test)]
 mod tests;
 
+use crate::cpu::{prefetch, LINE};
 use crate::types::{Fate, Flags, Head, L0Id, LogAddr, RowId, Writer, MAX_KEY};
 use arena::{Arena, UNIT};
 use guides::Guides;
@@ -212,6 +214,10 @@ impl Memtable {
         let shape = Shape::new(key_len, height);
         let far = is_far(head.writer, self.base_writer);
         let block = self.list.arena.alloc((shape.bytes(far) / UNIT) as u32)?;
+        // Linking would wait for it.
+        // SAFETY: the block is of this arena.
+        let start = unsafe { self.list.arena.at(block) };
+        [0, LINE].into_iter().for_each(|at| prefetch(start.wrapping_add(at)));
         Some(Room { table: self, block, shape, row, writer: head.writer })
     }
 
@@ -232,7 +238,9 @@ impl Memtable {
     /// Finds the place of a key for the version that is to have this room, which is cheaper than a place for any.
     pub fn probe_for(&self, key: &[u8], room: &Room<'_>) -> Splice<'_> {
         let want = Want::before(key);
+        let in_trie = self.by_key.begin(&self.list, key);
         let path = self.guides.path(&self.list, &want, room.shape.height()).unwrap_or_else(|| self.list.path(&want));
+        in_trie.prefetch(&self.list);
         Splice { table: self, newest: self.if_key(path.next(), key), path }
     }
 

@@ -174,6 +174,14 @@ impl Node {
     #[inline(always)]
     pub(super) fn prefetch(self) {
         crate::cpu::prefetch(self.0);
+        crate::cpu::prefetch(self.0.wrapping_add(HOT + WORD));
+    }
+
+    /// Begins to fetch all of it, if it is not a very high one or of a long key. Any address will do.
+    #[inline(always)]
+    pub(super) fn prefetch_whole(self) {
+        crate::cpu::prefetch(self.0.wrapping_sub(COLD + 2 * 4));
+        crate::cpu::prefetch(self.0.wrapping_add(HOT + WORD));
     }
 
     /// # Safety

@@ -89,14 +89,23 @@ impl SkipList {
     /// The offset is the head's or that of a node of this list.
     pub(super) unsafe fn next(&self, offset: u32) -> u32 {
         // SAFETY: every node has level 0.
-        unsafe { self.link(offset, 0).load(Ordering::Acquire) }
+        unsafe { self.on(offset, 0) }
+    }
+
+    /// Where the node's, or the head's, link on a level leads; 0 at the end.
+    ///
+    /// # Safety
+    /// The offset is the head's or that of a node of this list, higher than `level`.
+    pub(super) unsafe fn on(&self, offset: u32, level: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.link(offset, level).load(Ordering::Acquire) }
     }
 
     /// The nodes that stand on a level, in order.
     pub(super) fn on_level(&self, level: usize) -> impl Iterator<Item = Node> + Clone + '_ {
         let level = level.min(MAX_HEIGHT - 1);
         // SAFETY: the head has all levels; the others are reached on this one, and linked nodes are whole.
-        let next = move |before: &u32| match unsafe { self.link(*before, level) }.load(Ordering::Acquire) {
+        let next = move |before: &u32| match unsafe { self.on(*before, level) } {
             0 => None,
             next => Some(next),
         };

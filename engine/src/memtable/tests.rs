@@ -92,6 +92,13 @@ fn check_all(table: &Memtable, model: &Model) {
         node = found.next();
     }
     assert!(node.is_none());
+    let mut touched = Vec::new();
+    let in_order: Vec<_> = table.in_order(|node| touched.push(node.row_id())).collect();
+    assert!(in_order.iter().map(|node| seen(*node)).eq(model.iter().map(|(place, value)| (place.clone(), *value))));
+    touched.sort();
+    let mut rows: Vec<RowId> = in_order.iter().map(|node| node.row_id()).collect();
+    rows.sort();
+    assert_eq!(touched, rows, "each is shown once");
     assert_eq!(table.max_row(), model.keys().map(|k| RowId(k.1 .0)).max());
     assert_eq!(table.max_writer(), model.values().map(|v| v.0.writer).max());
     assert_eq!(table.min_writer(), model.values().map(|v| v.0.writer).min());

@@ -8,13 +8,13 @@
 
 use crate::error::Result;
 use crate::filter::key_hash;
-use crate::host::{Flip, Horizon, Host, Work};
+use crate::host::{Flip, Horizon, Host, LogReader, Work};
 use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, LogExtent, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter};
 use crate::tree::ledger::Building;
-use crate::tree::read::Pages;
+use crate::tree::read::{copy_record, Pages};
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::value_write::ValueWriter;
 use crate::tree::version::{Generation, SuperVersion};
@@ -170,10 +170,9 @@ impl<H: Host> Tree<'_, H> {
         let mut retention = Retention::default();
         let mut row = RowBuf::default();
         let mut key: &[u8] = &[];
-        let mut next = generation.table.first();
+        let log = self.host.log_reader(last_l0)?;
         let (mut rows, total) = (0, generation.table.rows());
-        while let Some(node) = next {
-            next = node.next();
+        for node in generation.table.in_order(|node| log.touch(node.addr())) {
             if rows % ROWS_A_REPORT == 0 {
                 self.host.at_work(Work::Flush, rows, total);
             }
@@ -192,7 +191,7 @@ impl<H: Host> Tree<'_, H> {
                 Keep::OverOlder => self.may_be_older(view, 0, key)?,
             };
             if keep {
-                self.copy_logged(generation, &node, &mut row)?;
+                copy_record(&log.row(node.addr())?, &node, &mut row)?;
                 values.place(&mut row)?;
                 writer.add(&row.as_ref())?;
                 if let Some(newest @ None) = kept.keys.last_mut() {
@@ -233,13 +232,16 @@ impl<H: Host> Tree<'_, H> {
     fn index_generation(&self, view: &SuperVersion, generation: &Generation, kept: &Kept) -> L0Id {
         let l0 = generation.table.generation();
         let mut floor = view.indexed_from;
-        let mut next = generation.table.first();
+        let mut key: &[u8] = &[];
+        let mut newest_of_keys = generation.table.in_order(|_| ()).filter(|node| {
+            let first = node.key() != key;
+            key = node.key();
+            first
+        });
         let mut batch = Vec::with_capacity(kept.keys.len().min(RAISED_AT_ONCE));
         for piece in kept.keys.chunks(RAISED_AT_ONCE) {
             batch.clear();
-            for newest in piece {
-                let Some(node) = next else { break };
-                next = node.next_key();
+            for (newest, node) in piece.iter().zip(&mut newest_of_keys) {
                 if let Some(tombstone) = newest.filter(|tombstone| !(*tombstone && on(I3TombstonesNotIndexed))) {
                     batch.push((node.key(), IndexEntry { l0, tombstone }));
                 }

@@ -9,7 +9,7 @@ use super::model::{Snapshot, TestHorizon, TestHost, World};
 use super::version::{Current, Edit, Generation, SuperVersion};
 use super::{Direction, NewRow, Shared, Tree};
 use crate::error::Result;
-use crate::host::{Budgets, Flip, Host, SideFile};
+use crate::host::{Budgets, Flip, Host, RowByRow, SideFile};
 use crate::interleave::{explore, pause, wait, wake, Order, Steps};
 use crate::manifest::Manifest;
 use crate::memtable::Memtable;
@@ -77,6 +77,7 @@ impl Host for Explored {
     type Page = <TestHost as Host>::Page;
     type Held = <TestHost as Host>::Held;
     type LogRow = <TestHost as Host>::LogRow;
+    type LogReader<'h> = RowByRow<'h, Self>;
     type LogState = ();
     type Horizon = TestHorizon;
     const NAME_PENDING: bool = true;
@@ -117,6 +118,9 @@ impl Host for Explored {
     }
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<Self::LogRow> {
         self.0.log_row(generation, addr)
+    }
+    fn log_reader(&self, generation: L0Id) -> Result<RowByRow<'_, Self>> {
+        Ok(RowByRow { host: self, generation })
     }
     fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {
         self.0.replay(manifest, show)

@@ -358,17 +358,20 @@ impl<H: Host> Tree<'_, H> {
 
     /// Copies the row version of `node` from the row log.
     pub(super) fn copy_logged(&self, generation: &Generation, node: &NodeRef<'_>, out: &mut RowBuf) -> Result<()> {
-        let id = generation.table.generation();
-        let record = self.host.log_row(id, node.addr())?;
-        let (row, _) = decode_record(&record)?;
-        let head = node.head();
-        if row.head.row_id != head.row_id || row.key != node.key() {
-            return Err(log_moved(id, node));
-        }
-        out.set(&row);
-        out.head = head;
-        Ok(())
+        copy_record(&self.host.log_row(generation.table.generation(), node.addr())?, node, out)
     }
+}
+
+/// Copies the row version of `node` from its record.
+pub(super) fn copy_record(record: &[u8], node: &NodeRef<'_>, out: &mut RowBuf) -> Result<()> {
+    let (row, _) = decode_record(record)?;
+    let head = node.head();
+    if row.head.row_id != head.row_id || row.key != node.key() {
+        return Err(log_moved(node));
+    }
+    out.set(&row);
+    out.head = head;
+    Ok(())
 }
 
 impl Found {
@@ -377,8 +380,8 @@ impl Found {
     }
 }
 
-fn log_moved(id: L0Id, node: &NodeRef<'_>) -> Error {
-    let place = crate::error::Place::Log { generation: id.0, offset: node.addr().0 };
+fn log_moved(node: &NodeRef<'_>) -> Error {
+    let place = crate::error::Place::Log { generation: node.generation().0, offset: node.addr().0 };
     Error::Corrupt { place, what: format!("expected row {}, found another", node.head().row_id) }
 }
 

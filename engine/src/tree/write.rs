@@ -284,8 +284,8 @@ impl<'s, H: Host> Stripes<'s, H> {
     fn lock(shared: &'s Shared<H>, rows: &[NewRow<'_>]) -> Self {
         let wanted = rows.iter().filter(|r| r.expect.is_some()).fold(0u64, |held, r| held | 1 << stripe_of(r.key));
         let mut stripes = Stripes { shared, held: 0 };
-        for (at, latch) in shared.stripes.iter().enumerate() {
-            if wanted & 1 << at != 0 {
+        for at in bits_of(wanted) {
+            if let Some(latch) = shared.stripes.get(at) {
                 latch.lock_exclusive();
                 stripes.held |= 1 << at;
             }
@@ -294,13 +294,17 @@ impl<'s, H: Host> Stripes<'s, H> {
     }
 }
 
+/// The numbers of the bits that are set, ascending.
+fn bits_of(bits: u64) -> impl Iterator<Item = usize> {
+    let rest = |bits: &u64| Some(bits & bits.wrapping_sub(1));
+    std::iter::successors(Some(bits), rest).take_while(|bits| *bits != 0).map(|bits| bits.trailing_zeros() as usize)
+}
+
 impl<H: Host> Drop for Stripes<'_, H> {
     fn drop(&mut self) {
-        for (at, latch) in self.shared.stripes.iter().enumerate() {
-            if self.held & 1 << at != 0 {
-                // SAFETY: locked above, and unlocked nowhere else.
-                unsafe { latch.unlock_exclusive() };
-            }
+        for latch in bits_of(self.held).filter_map(|at| self.shared.stripes.get(at)) {
+            // SAFETY: locked above, and unlocked nowhere else.
+            unsafe { latch.unlock_exclusive() };
         }
     }
 }

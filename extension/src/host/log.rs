@@ -15,9 +15,11 @@ use crate::host::buffer::RawPage;
 use crate::host::critical::Critical;
 use crate::host::latch::LwLatch;
 use crate::host::pages::{zero_and_lock, Page, ReadBufferExtended, MAIN};
-use crate::host::PgHost;
+use crate::host::{whereabouts, PgHost};
 use crate::pg::{bindings, rmgr};
+use loosekv_engine::cpu::LINE;
 use loosekv_engine::error::{Error, Place, Result};
+use loosekv_engine::host::LogReader;
 use loosekv_engine::manifest::LogExtent;
 use loosekv_engine::page::PageKind;
 use loosekv_engine::row::record_len;
@@ -350,6 +352,9 @@ fn plan(
     Ok(parts)
 }
 
+/// So many lines of cache of a record are fetched beforehand; the processor fetches what follows as it sees it read in order.
+const LINES_TOUCHED: usize = 3;
+
 /// Pages locked at once: half of what PostgreSQL allows a process.
 const MAX_PARTS: usize = 100;
 
@@ -372,6 +377,26 @@ unsafe fn lock_tail_page(rel: pg_sys::Relation, place: &TailPlace) -> pg_sys::Bu
         };
         bindings::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
         buffer
+    }
+}
+
+/// The log of a generation.
+pub struct LogPages<'h> {
+    pub(super) host: &'h PgHost,
+    pub(super) generation: L0Id,
+}
+
+impl LogReader for LogPages<'_> {
+    type Row = LogRow;
+
+    fn row(&self, addr: LogAddr) -> Result<LogRow> {
+        self.host.log_record(self.generation, addr)
+    }
+
+    #[inline]
+    fn touch(&self, addr: LogAddr) {
+        let (page, offset) = split(addr);
+        whereabouts::touch(self.host.rel, page.0, (offset..).step_by(LINE).take(LINES_TOUCHED));
     }
 }
 

@@ -144,6 +144,7 @@ impl Host for PgHost {
     type Page = pages::Page;
     type Held = pins::HeldPage;
     type LogRow = log::LogRow;
+    type LogReader<'h> = log::LogPages<'h>;
     type LogState = log::LogState;
     type Horizon = writers::XidHorizon;
     const NAME_PENDING: bool = true;
@@ -230,6 +231,10 @@ impl Host for PgHost {
 
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<log::LogRow> {
         self.log_record(generation, addr)
+    }
+
+    fn log_reader(&self, generation: L0Id) -> Result<log::LogPages<'_>> {
+        Ok(log::LogPages { host: self, generation })
     }
 
     fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::world::World;
 use super::{check, scenarios, steps};
 use crate::error::{Error, Result};
-use crate::host::{Budgets, Flip, Horizon, Host, SideFile};
+use crate::host::{Budgets, Flip, Horizon, Host, RowByRow, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::Pause;
 use crate::page::PageBuf;
@@ -83,6 +83,7 @@ impl Host for TestHost {
     type Page = Owned<PageBuf>;
     type Held = Owned<PageBuf>;
     type LogRow = Owned<[u8]>;
+    type LogReader<'h> = RowByRow<'h, Self>;
     type LogState = ();
     type Horizon = TestHorizon;
     const NAME_PENDING: bool = true;
@@ -154,6 +155,9 @@ impl Host for TestHost {
         let record = &log[addr.0 as usize..];
         let length = crate::row::record_len(record).ok_or_else(|| Error::structure("no record"))?;
         Ok(Owned(record[..length].into()))
+    }
+    fn log_reader(&self, generation: L0Id) -> Result<RowByRow<'_, Self>> {
+        Ok(RowByRow { host: self, generation })
     }
     fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {
         let logs = self.world.borrow().disk.logs.clone();
