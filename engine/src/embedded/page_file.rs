@@ -334,7 +334,9 @@ impl PageFile {
         // SAFETY: a page is its 8192 bytes and nothing else (repr(C), aligned to less), so pages in a slice are adjacent bytes.
         let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), pages.len() * PAGE_SIZE) };
         self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.file.write_at(bytes, offset_of(start)).map_err(|e| self.io("write", start, e))
+        self.file.write_at(bytes, offset_of(start)).map_err(|e| self.io("write", start, e))?;
+        self.file.advise(offset_of(start), bytes.len(), Advice::WriteOut);
+        Ok(())
     }
 
     /// The page's contents are about to change: what is known of the old ones no longer holds.
