@@ -35,6 +35,10 @@ pub const PAGES_NAME: &str = "pages.lkv";
 const REGION_PAGES: u32 = 1 << 20;
 const REGIONS: usize = 1 << 12;
 
+/// The device is given pieces of this size, aligned to it, of what is written: the system keeps a file in pieces, and one that is
+/// written to after it went out goes out, or counts as written, once more.
+const WRITTEN_OUT: u64 = 1 << 20;
+
 /// How pages are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
@@ -335,7 +339,12 @@ impl PageFile {
         let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), pages.len() * PAGE_SIZE) };
         self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.file.write_at(bytes, offset_of(start)).map_err(|e| self.io("write", start, e))?;
-        self.file.advise(offset_of(start), bytes.len(), Advice::WriteOut);
+        // Pieces that are whole now.
+        let begun = |offset: u64| offset - offset % WRITTEN_OUT;
+        let (from, until) = (begun(offset_of(start)), begun(offset_of(start) + bytes.len() as u64));
+        if from < until {
+            self.file.advise(from, (until - from) as usize, Advice::WriteOut);
+        }
         Ok(())
     }
 
