@@ -295,7 +295,9 @@ impl RowLog {
         {
             let mut tail = lock(&self.tail);
             tail.dirty.retain(|s| s.generation > upto);
-            if tail.newest.take_if(|newest| newest.generation <= upto).is_some() {
+            tail.newest.take_if(|newest| newest.generation <= upto);
+            // The appender would need the tail to begin another one.
+            if self.segments().live.is_empty() {
                 self.end.store(0, Ordering::Relaxed);
             }
         }
@@ -552,8 +554,10 @@ mod tests {
         let second = log(&fs, &scratch.0);
         assert_eq!(replay(&second, 1).unwrap().len(), 1);
         assert_eq!(second.newest_bytes(), end);
+        second.forget(L0Id(2)).unwrap();
+        assert_eq!(second.newest_bytes(), 0, "though nothing was appended to it");
         append(&second, 2, &[b"another"]).unwrap();
-        assert!(second.newest_bytes() > end);
+        assert!(second.newest_bytes() > HEADER as u64);
         second.forget(L0Id(2)).unwrap();
         assert_eq!((second.newest_bytes(), second.segment_count()), (0, 0));
         // What follows goes to a segment that is there.
