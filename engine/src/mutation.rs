@@ -64,6 +64,8 @@ switches! {
         I12RemoveAndInsert,
         /// The key filter is not told of a key that was dead in its leaf and comes to life.
         RevivedKeyNotTold,
+        /// What the key index's guide says is not made sure of.
+        GuideTrusted,
         /// After a crash row ids go on from the meta page, whatever the row log holds.
         I13RowIdsReused,
         /// After a crash generations go on from the newest run, whatever the row log holds.

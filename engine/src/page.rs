@@ -8,6 +8,7 @@
 //! `used` is the end of the contents, counted from the start of the page; what follows is zero, so that a host may leave
 //! the hole out of its log and its images. The host's bytes are filled in by the host when it writes the page.
 
+use crate::cpu::{prefetch, LINE};
 use crate::error::{Error, Result};
 use crate::types::{ExtentSeq, PageNo, HOST_HEADER, PAGE_SIZE};
 
@@ -133,6 +134,14 @@ impl PageBuf {
         self.0
             .get(CONTENT..self.used())
             .ok_or_else(|| Error::page(page, USED_AT, format!("contents end at {}", self.used())))
+    }
+
+    /// Begins to fetch what a search of it looks at first, and where the rest is: the processor may have to look that up, too.
+    #[inline]
+    pub fn touch(&self) {
+        for place in [0, LINE, 2 * LINE, 3 * LINE, PAGE_SIZE / 2] {
+            prefetch(self.0.as_ptr().wrapping_add(place));
+        }
     }
 
     /// The contents of a page whose head has been checked.

@@ -112,11 +112,19 @@ impl KeyFilter {
         }
         self.told.store(self.told.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
+}
 
+/// A key that is looked for, and the block that knows of it.
+pub(super) struct Wanted<'f> {
+    block: &'f Block,
+    hash: u64,
+}
+
+impl Wanted<'_> {
+    /// Whether the index may have it.
     #[inline]
-    fn may_have(&self, hash: u64) -> bool {
-        let block = self.block(hash);
-        bits_of(hash).all(|(word, bit)| block.word(word).load(Ordering::Relaxed) & bit != 0)
+    pub(super) fn may_be_there(&self) -> bool {
+        bits_of(self.hash).all(|(word, bit)| self.block.word(word).load(Ordering::Relaxed) & bit != 0)
     }
 }
 
@@ -149,11 +157,18 @@ pub(super) struct KeyFilters {
 }
 
 impl KeyFilters {
-    /// Whether the index may have this key. Pinned.
+    /// Begins to look for a key. `None`: there is no filter.
+    ///
+    /// # Safety
+    /// For `'f` the caller is pinned.
     #[inline]
-    pub(super) fn may_have(&self, key: &[u8]) -> bool {
+    pub(super) unsafe fn look_for<'f>(&self, key: &[u8]) -> Option<Wanted<'f>> {
         // SAFETY: a filter is retired when it has been taken out of its place, and the caller is pinned.
-        unsafe { self.used.load(Ordering::Acquire).as_ref() }.is_none_or(|filter| filter.may_have(key_hash(key)))
+        let filter = unsafe { self.used.load(Ordering::Acquire).as_ref() }?;
+        let hash = key_hash(key);
+        let block = filter.block(hash);
+        prefetch(block);
+        Some(Wanted { block, hash })
     }
 
     /// The key is about to get an entry. The latch is held.
@@ -209,21 +224,21 @@ impl<L: RawLatch> KeyIndex<L> {
         self.filters.wanting(self.len() as u64)
     }
 
-    /// Fills the filter that is being filled to the end: many keys have come, and others may not come soon.
-    pub fn fill_filter(&self, budget: &Budget) {
+    /// Fills the filter that is being filled to the end, and brings the guide up to date: many keys have come, and others may not
+    /// come soon.
+    pub fn settle(&self, budget: &Budget) {
         while !self.filters.filling.load(Ordering::Relaxed).is_null() {
             self.keep_filter(budget);
         }
+        self.keep_guide(true, budget);
     }
 
-    /// Keys need the room. False: there was none to give. The latch is held.
-    pub(super) fn give_up_filters(&self, budget: &Budget) -> bool {
-        let before = self.bytes();
+    /// Until there are half as many keys more: these need the room. The latch is held.
+    pub(super) fn give_up_filters(&self, budget: &Budget) {
         self.give_up_filling(budget);
         self.give_up_used(budget);
         let keys = self.len() as u64;
         self.filters.again.store(keys + keys / 2, Ordering::Relaxed);
-        self.bytes() < before
     }
 
     /// Bytes of the filters.

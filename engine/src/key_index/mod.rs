@@ -8,7 +8,7 @@
 //!
 //! A look-up takes the last entry of the directory that is not above the key, loads its leaf, and searches there.
 //! The first leaf has no entry: it is where the look-up lands that finds none. Before all that a look-up asks the key filter
-//! (`filter.rs`), which knows of most keys that are not there.
+//! (`filter.rs`), which knows of most keys that are not there, and the guide (`guide.rs`), which mostly knows the leaf.
 //!
 //! - I3: an entry names the newest installed run containing the key, values and tombstones alike; it only moves
 //!   forward.
@@ -29,7 +29,8 @@
 //! - *The leaf is in its place when it is loaded.* Then its values are true until another one takes that place, and do
 //!   not change after that. So an old leaf tells what was true when it was replaced, which was after it was loaded.
 //! - *The entry was in the directory when it was found.* If it has been removed since, its last leaf tells what was true when
-//!   that happened: the writer holds the latch from copying the leaf's keys to the left until the entry is gone.
+//!   that happened: the writer holds the latch from copying the leaf's keys to the left until the entry is gone and its place
+//!   closed, so that no guide leads to it any more.
 //!
 //! Removing marks values dead; when half of a leaf is dead it is made anew without them, and what is left of it goes to
 //! the left neighbour when it is little (`write.rs`).
@@ -37,8 +38,10 @@
 mod build;
 mod chunk;
 mod filter;
+mod guide;
 mod key;
 mod leaf;
+mod reading;
 mod scan;
 mod sweep;
 #[cfg(test)]
@@ -53,8 +56,10 @@ use crate::error::{Consumer, Error};
 use crate::host::Budget;
 use crate::mutation::{on, Mutation::*};
 use crate::types::L0Id;
+use crossbeam_epoch::Guard;
 use crossbeam_skiplist::base::SkipList;
 use filter::KeyFilters;
+use guide::KeyGuides;
 use key::{IndexKey, Probe};
 use leaf::{Leaf, DEAD};
 use loosekv_shm::scope::Scope;
@@ -101,6 +106,7 @@ pub struct KeyIndex<L: RawLatch> {
     /// What this index has added to the budget.
     bytes: AtomicU64,
     filters: KeyFilters,
+    guides: KeyGuides,
 }
 
 /// The newer one of an entry that is there and one that comes.
@@ -136,6 +142,7 @@ impl<L: RawLatch> KeyIndex<L> {
             tombstones: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             filters: KeyFilters::default(),
+            guides: KeyGuides::default(),
         }
     }
 
@@ -153,7 +160,7 @@ impl<L: RawLatch> KeyIndex<L> {
         self.len() == 0
     }
 
-    /// Bytes of all leaves, entries of the directory and filters, as accounted in the budget.
+    /// Bytes of all leaves, entries of the directory, filters and guides, as accounted in the budget.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -162,22 +169,42 @@ impl<L: RawLatch> KeyIndex<L> {
         // Searching the directory may take out of it what was removed, and retire that.
         let _scope = Scope::enter();
         let pin = epoch::pin();
-        if !self.filters.may_have(key) {
+        // Both begin to fetch what they will look at.
+        // SAFETY: pinned.
+        let (wanted, near) = unsafe { (self.filters.look_for(key), self.guides.near(key)) };
+        if wanted.is_some_and(|wanted| !wanted.may_be_there()) {
             return None;
         }
-        let probe = Probe::new(key);
-        loop {
-            let slot = match self.directory.upper_bound(Bound::Included(&*probe), &pin) {
-                Some(entry) => entry.value(),
-                None => &self.first,
-            };
-            // SAFETY: pinned.
-            let leaf = unsafe { slot.load() }?;
+        // SAFETY: pinned.
+        if let Some(leaf) = near.and_then(|near| unsafe { near.place()?.load() }) {
             match leaf.find(key) {
                 Ok(at) => return IndexEntry::decode(leaf.value(at).load(Ordering::Acquire)),
-                Err(at) if at < leaf.count() || leaf.covers(key) => return None,
-                // Split since it was found.
+                // Below its first key it may be below its low key.
+                Err(at) if at > 0 && (at < leaf.count() || leaf.covers(key)) => return None,
+                Err(_) if on(GuideTrusted) => return None,
                 Err(_) => {}
+            }
+        }
+        self.search(key, &pin)
+    }
+
+    fn search(&self, key: &[u8], pin: &Guard) -> Option<IndexEntry> {
+        let leaf = self.leaf_of(key, pin)?;
+        let at = leaf.find(key).ok()?;
+        IndexEntry::decode(leaf.value(at).load(Ordering::Acquire))
+    }
+
+    /// The leaf that answers for a key. `None`: there are no keys. In the scope.
+    fn leaf_of<'g>(&'g self, key: &[u8], pin: &'g Guard) -> Option<Leaf<'g>> {
+        let probe = Probe::new(key);
+        loop {
+            let entry = self.directory.upper_bound(Bound::Included(&*probe), pin);
+            // SAFETY: pinned.
+            match unsafe { entry.as_ref().map_or(&self.first, |entry| entry.value()).load() } {
+                Some(leaf) if leaf.covers(key) => return Some(leaf),
+                None if entry.is_none() => return None,
+                // Split since it was found, or gone.
+                _ => {}
             }
         }
     }
@@ -262,6 +289,13 @@ impl IndexEntry {
 /// The place of a leaf; owns it.
 struct LeafSlot(AtomicPtr<u8>);
 
+/// A bit that no address of a leaf has.
+const CLOSED: usize = 1;
+
+fn is_closed(leaf: *mut u8) -> bool {
+    leaf.addr() & CLOSED != 0
+}
+
 impl LeafSlot {
     const fn none() -> LeafSlot {
         LeafSlot(AtomicPtr::new(ptr::null_mut()))
@@ -271,13 +305,21 @@ impl LeafSlot {
         LeafSlot(AtomicPtr::new(leaf.as_ptr()))
     }
 
+    /// `None`: there is no leaf, or the slot is closed.
+    ///
     /// # Safety
     /// For `'l` the caller is pinned (and reached this slot since), holds the latch, or is the only one who knows it.
     #[inline]
     unsafe fn load<'l>(&self) -> Option<Leaf<'l>> {
-        let base = NonNull::new(self.0.load(Ordering::Acquire))?;
+        let base = NonNull::new(self.0.load(Ordering::Acquire)).filter(|base| !is_closed(base.as_ptr()))?;
         // SAFETY: a slot holds nothing but leaves, and the caller keeps this one alive.
         Some(unsafe { Leaf::at(base) })
+    }
+
+    /// Its entry has left the directory: nobody gets the leaf from here any more. The slot owns it still.
+    fn close(&self) {
+        let leaf = self.0.load(Ordering::Relaxed);
+        self.0.store(leaf.map_addr(|at| at | CLOSED), Ordering::Release);
     }
 
     /// Takes the leaf out of a slot that nobody else knows.
@@ -294,7 +336,7 @@ impl LeafSlot {
 
 impl Drop for LeafSlot {
     fn drop(&mut self) {
-        if let Some(leaf) = NonNull::new(*self.0.get_mut()) {
+        if let Some(leaf) = NonNull::new(self.0.get_mut().map_addr(|at| at & !CLOSED)) {
             // SAFETY: whoever drops a slot is the last who knows it.
             unsafe { leaf::free(leaf) };
         }

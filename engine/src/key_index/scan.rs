@@ -57,18 +57,7 @@ impl<L: RawLatch> KeyIndex<L> {
             // SAFETY: pinned.
             return unsafe { self.first.load() };
         };
-        let probe = Probe::new(key);
-        loop {
-            let slot = match self.directory.upper_bound(Bound::Included(&*probe), pin) {
-                Some(entry) => entry.value(),
-                None => &self.first,
-            };
-            // SAFETY: pinned.
-            let leaf = unsafe { slot.load() }?;
-            if leaf.covers(key) {
-                return Some(leaf);
-            }
-        }
+        self.leaf_of(key, pin)
     }
 
     fn backward(&self, from: Bound<&[u8]>, max: usize, out: &mut KeyChunk, pin: &Guard) -> bool {
@@ -84,7 +73,13 @@ impl<L: RawLatch> KeyIndex<L> {
                 None => (&self.first, None),
             };
             // SAFETY: pinned.
-            let Some(leaf) = (unsafe { slot.load() }) else { return true };
+            let Some(leaf) = (unsafe { slot.load() }) else {
+                match low {
+                    // Gone since it was found.
+                    Some(_) => continue,
+                    None => return true,
+                }
+            };
             let (mut included, mut excluded) = (no_space(), no_space());
             let bound = match upto {
                 Bound::Included(key) => Bound::Included(key.bytes(&mut included)),

@@ -71,6 +71,9 @@ impl<L: RawLatch> KeyIndex<L> {
         if removed > 0 && self.wants_filter() {
             self.keep_filter(budget);
         }
+        if removed > 0 {
+            self.keep_guide(false, budget);
+        }
         removed
     }
 

@@ -82,7 +82,7 @@ fn check(index: &Index, model: &Model, budget: &Budget) {
     assert_eq!((index.bytes(), used(budget)), (bytes, bytes));
 }
 
-/// Looks at the structure, which nobody changes meanwhile; returns the bytes that are in it and its filters.
+/// Looks at the structure, which nobody changes meanwhile; returns the bytes that are in it, its filters and guides.
 fn audit(index: &Index, keys: usize) -> u64 {
     let pin = epoch::pin();
     let (mut bytes, mut alive, mut last) = (0, 0, None::<Vec<u8>>);
@@ -115,7 +115,7 @@ fn audit(index: &Index, keys: usize) -> u64 {
         at = next.and_then(|entry| Some((unsafe { entry.value().load() }?, entry.next())));
     }
     assert_eq!(alive, keys);
-    bytes + index.filter_bytes()
+    bytes + index.filter_bytes() + index.guide_bytes()
 }
 
 #[test]
@@ -496,7 +496,7 @@ fn ascending_keys_fill_leaves() {
             index.raise_batch(&batch, &budget).expect("room");
         }
         assert_eq!(index.directory.len() + 1, 20_000usize.div_ceil(leaf::MOST_KEYS));
-        let bytes = index.bytes() - index.filter_bytes();
+        let bytes = index.bytes() - index.filter_bytes() - index.guide_bytes();
         assert!(bytes < 20_000 * 9, "{bytes} bytes");
         assert!((16_384..5 * 20_000).contains(&index.filter_bytes()), "{} bytes", index.filter_bytes());
     }
@@ -590,9 +590,80 @@ fn the_filter_grows_with_the_index() {
             index.raise_first(&batch, &budget).expect("room");
         }
         let _pin = epoch::pin();
-        assert!(keys.iter().all(|key| index.filters.may_have(key)));
-        let wrong =
-            keys.iter().filter(|key| index.filters.may_have(&(u64::from_be_bytes(**key) ^ 1).to_be_bytes())).count();
+        // SAFETY: pinned.
+        let may_have = |key: &[u8]| unsafe { index.filters.look_for(key) }.is_none_or(|wanted| wanted.may_be_there());
+        assert!(keys.iter().all(|key| may_have(key)));
+        let wrong = keys.iter().filter(|key| may_have(&(u64::from_be_bytes(**key) ^ 1).to_be_bytes())).count();
         assert!(wrong < keys.len() / 20, "{wrong} of {} keys that are not there", keys.len());
     }
+}
+
+/// Of all the keys, how many a guide leads to, and to no wrong leaf.
+fn guided(index: &Index, keys: &std::collections::BTreeSet<Vec<u8>>) -> usize {
+    let _pin = epoch::pin();
+    let leads = |key: &[u8]| {
+        // SAFETY: pinned.
+        let leaf = unsafe { index.guides.near(key).and_then(|near| near.place()?.load()) };
+        leaf.is_some_and(|leaf| leaf.find(key).is_ok())
+    };
+    keys.iter().filter(|key| leads(key)).count()
+}
+
+/// A guide knows the leaves of all keys but the lowest ones, whatever these look like, and goes with its directory.
+#[test]
+fn a_settled_guide_knows_all_leaves() {
+    let number = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
+    let kinds: [&dyn Fn(u64) -> Vec<u8>; 5] = [
+        &number,
+        &|n| n.to_be_bytes().to_vec(),
+        &|n| [b"https://example.org/".as_slice(), format!("{}/{n}", n % 7).as_bytes()].concat(),
+        &|n| [(n % 50).to_be_bytes().as_slice(), &number(n)].concat(),
+        &|n| number(n)[..1 + (n % 8) as usize].to_vec(),
+    ];
+    let rows = if cfg!(miri) { 2000 } else { 30_000 };
+    for key in kinds {
+        let (index, budget) = (Index::new(), plenty());
+        let keys: std::collections::BTreeSet<_> = (0..rows).map(key).collect();
+        let all: Vec<_> = keys.iter().map(|key| (key.as_slice(), at(1, false))).collect();
+        for piece in [0, 1, 2].map(|first| all.iter().skip(first).step_by(3).copied().collect::<Vec<_>>()) {
+            index.raise_first(&piece, &budget).expect("room");
+        }
+        index.settle(&budget);
+        assert!(index.guide_bytes() > 0);
+        let (guided, lowest) = (guided(&index, &keys), 2 * leaf::MOST_KEYS);
+        assert!(guided + lowest > keys.len(), "{guided} of {}", keys.len());
+        keys.iter().for_each(|key| assert!(index.remove_if(key, at(1, false), &budget)));
+        assert!(keys.iter().all(|key| index.get(key).is_none()));
+        index.sweep_below(L0Id(9), &mut SweepCursor::new(), usize::MAX, &budget);
+        index.settle(&budget);
+        assert_eq!(index.guide_bytes(), 0);
+    }
+}
+
+/// Where what follows the prefix is the same in too many leaves, the directory is asked.
+#[test]
+fn leaves_that_look_alike_have_no_guide() {
+    let (index, budget) = (Index::new(), plenty());
+    let key = |n: u64| [&[b'a' + (n % 2) as u8; 30][..], &n.to_be_bytes()].concat();
+    let keys: std::collections::BTreeSet<_> = (0..8_000).map(key).collect();
+    for key in &keys {
+        index.raise(key, at(1, false), &budget).expect("room");
+    }
+    index.settle(&budget);
+    assert_eq!((index.guide_bytes(), guided(&index, &keys)), (0, 0));
+    assert!(keys.iter().all(|key| index.get(key) == Some(at(1, false))));
+}
+
+/// Keys come before the guide, where the index may not grow.
+#[test]
+fn a_guide_gives_way_to_keys() {
+    let (index, budget) = (Index::new(), plenty());
+    let keys: Vec<_> = (0..20_000u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()).collect();
+    keys.iter().for_each(|key| index.raise(key, at(1, false), &budget).expect("room"));
+    assert!(index.guide_bytes() > 0);
+    budget.limit.store(used(&budget), Ordering::Relaxed);
+    let more = (0..1000u64).map(|n| (n << 40).to_be_bytes());
+    assert!(more.filter(|key| index.raise(key, at(2, false), &budget).is_ok()).count() > 0);
+    assert_eq!(index.guide_bytes(), 0);
+    assert!(keys.iter().all(|key| index.get(key).is_some()));
 }

@@ -126,7 +126,7 @@ impl<L: RawLatch> KeyIndex<L> {
                     match self.put_into_leaf(rest, most, budget, &change, &mut plan, &mut inserted) {
                         Ok(step) => break step,
                         Err(refused) if refused.new > 1 => most = refused.new / 2,
-                        Err(refused) if refused.new == 1 && self.give_up_filters(budget) => {}
+                        Err(refused) if refused.new == 1 && self.make_room(budget) => {}
                         Err(refused) => {
                             let limit = budget.limit.load(Ordering::Relaxed);
                             return Err(Full { limit, done: done + refused.before });
@@ -135,13 +135,24 @@ impl<L: RawLatch> KeyIndex<L> {
                 };
                 done += step;
             }
-            let filter_wanting = self.filters.wanting(self.len() as u64);
+            let (filter_wanting, guide_wanting) = (self.filters.wanting(self.len() as u64), self.wants_guide());
             drop(held);
             if filter_wanting {
                 self.keep_filter(budget);
             }
+            if guide_wanting {
+                self.keep_guide(false, budget);
+            }
         }
         Ok(inserted)
+    }
+
+    /// Keys need the room that the filter and the guide have. False: there was none to give. The latch is held.
+    fn make_room(&self, budget: &Budget) -> bool {
+        let before = self.bytes();
+        self.give_up_filters(budget);
+        self.give_up_guide(budget);
+        self.bytes() < before
     }
 
     /// Puts the first keys of the batch into the leaf where they belong, up to `most` new ones; returns how many keys
@@ -277,7 +288,10 @@ impl<L: RawLatch> KeyIndex<L> {
             let slot = draft.leaf.into_slot();
             match draft.key {
                 // It has no Drop.
-                Some(key) => self.directory.get_or_insert(key, slot, &pin).release(&pin),
+                Some(key) => {
+                    self.directory.get_or_insert(key, slot, &pin).release(&pin);
+                    self.guides.count_new();
+                }
                 None => in_place = slot,
             }
         }
@@ -349,8 +363,10 @@ impl<L: RawLatch> KeyIndex<L> {
         let _scope = Scope::enter();
         let pin = epoch::pin();
         if let Some(entry) = self.directory.get(low, &pin) {
+            self.guides.forget(low, spot.slot);
             // Its leaf goes with the node.
             entry.remove();
+            spot.slot.close();
         }
         self.account(budget, new, old);
         ControlFlow::Break(())

@@ -146,6 +146,7 @@ impl<'a> Run<'a> {
         let mut first = true;
         while index < self.shape.data_pages {
             let (page, no, seq) = self.read(source, index)?;
+            page.touch();
             scratch.pages_read += 1;
             let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
             let layout = Layout::parse(no, image)?;

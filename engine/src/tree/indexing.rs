@@ -62,7 +62,7 @@ impl<H: Host> Tree<'_, H> {
                 return Ok(false);
             }
         }
-        self.shared.index.fill_filter(budget);
+        self.shared.index.settle(budget);
         let (from, mut claimed) = (desc.first_l0, true);
         self.set_indexed_from(|now| {
             // A flush that found the index full has made room meanwhile: what was put in may be gone.

@@ -67,6 +67,7 @@ const TABLE: &[(Mutation, By)] = &[
     (I11SnapshotsIgnored, Model(Calm)),
     (I12RemoveAndInsert, Race),
     (RevivedKeyNotTold, Scenario(a_key_that_comes_to_life_is_found)),
+    (GuideTrusted, Scenario(a_key_of_a_leaf_that_was_split_is_found)),
     (I13RowIdsReused, Model(Calm)),
     (I13GenerationsReused, Model(Calm)),
     (I14OldestFirst, Model(Calm)),
@@ -157,6 +158,26 @@ fn a_key_that_comes_to_life_is_found() {
 #[test]
 fn a_key_that_came_to_life_is_found() {
     a_key_that_comes_to_life_is_found();
+}
+
+fn a_key_of_a_leaf_that_was_split_is_found() {
+    let (index, budget) = (KeyIndex::<ThreadLatch>::new(), Budget::default());
+    budget.limit.store(u64::MAX, Relaxed);
+    let entry = IndexEntry { l0: L0Id(1), tombstone: false };
+    let raise = |i: &u32| index.raise(&i.to_be_bytes(), entry, &budget).unwrap();
+    let (spread, crowded): (Vec<u32>, Vec<u32>) =
+        ((0..40_000).map(|i| i * 1000).collect(), (7_000_001..7_000_400).collect());
+    spread.iter().for_each(raise);
+    index.settle(&budget);
+    assert!(index.guide_bytes() > 0);
+    crowded.iter().for_each(raise);
+    let missing: Vec<_> = spread.iter().chain(&crowded).filter(|i| index.get(&i.to_be_bytes()).is_none()).collect();
+    assert_eq!(missing, <[&u32; 0]>::default());
+}
+
+#[test]
+fn a_key_of_a_leaf_that_had_been_split_is_found() {
+    a_key_of_a_leaf_that_was_split_is_found();
 }
 
 /// A key whose entry is raised again and again is found by every reader.
