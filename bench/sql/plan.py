@@ -108,7 +108,8 @@ SHORT_REGIMES = {
 
 WRITES = ("insert", "insert-100", "upsert", "upsert-100", "update")
 READS = ("get", "miss", "any-100", "limit-100")
-SINGLE = ("range", "read-all", "count", "scan", "create-index", "copy-random", "copy-sorted", "insert-select")
+SINGLE = ("range", "read-all", "count", "scan", "create-index", "create-index-drawn", "copy-random", "copy-sorted",
+          "insert-select")
 YCSB = ("ycsb-c", "ycsb-b", "ycsb-a", "ycsb-f", "ycsb-d", "ycsb-e")
 FLOORS = ("nothing", "nothing-100")
 ALL = (*FLOORS, "load", *READS, *SINGLE[:4], *YCSB, *WRITES, "queue", *SINGLE[4:])

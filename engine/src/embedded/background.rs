@@ -109,6 +109,7 @@ impl Calm {
 fn run(core: &Core, task: Task) {
     // What the last run of the store left to do.
     core.host().pace.wake(task);
+    core.host().pace.cores.enlist();
     stand_back(if task == Task::Flush { 0 } else { core.host().options.merge_nice });
     match task {
         Task::Flush => while core.host().pace.next(task, false) != Next::Stop && work(core, task) {},
@@ -128,6 +129,9 @@ fn merge_and_rest(core: &Core) {
         }
         let rest = calm.rest;
         core.set_at_rest(rest >= Rest::Begun, rest >= Rest::Quiet);
+        if rest >= Rest::Begun {
+            pace.cores.leave_none();
+        }
         if rest >= Rest::Quiet && before < Rest::Quiet && core.write_out() {
             // What comes of it is to take part in what is done next.
             continue;

@@ -249,6 +249,7 @@ impl Host for EmbeddedHost {
     }
 
     fn frozen(&self) {
+        self.pace.writer_is_here();
         self.pace.wake(Task::Flush);
     }
 

@@ -16,6 +16,7 @@ mod background;
 mod batch;
 mod commit;
 mod core;
+mod cores;
 mod crc32c;
 pub mod fs;
 pub(crate) mod fuzz;

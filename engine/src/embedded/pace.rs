@@ -7,6 +7,7 @@
 //! Rows that are written again and again leave garbage faster than a merge of everything drops it. Where there is more of it than
 //! such a merge is begun for, writers are slowed as well, but gently: a store that takes more room for a while is none that fails.
 
+use super::cores::Cores;
 use super::health::{lock, Health};
 use super::metrics::{add, nanos, Counters};
 use super::options::{Background, Options};
@@ -26,8 +27,6 @@ const MUCH_GARBAGE: f64 = 0.25;
 const MOST_BY_GARBAGE: f64 = 0.5;
 /// How long to wait until an attempt that failed for want of room is made again.
 const RETRY: Duration = Duration::from_millis(200);
-/// With so few cores writers, a flush and a merge are in each other's way.
-const FEW_CORES: usize = 2;
 /// A merge waits no longer than this for a flush.
 const LONGEST_WAY: Duration = Duration::from_secs(1);
 /// A store to which nothing was written for so long is at rest.
@@ -37,7 +36,7 @@ const QUIET: Duration = Duration::from_millis(500);
 pub struct Pace {
     limits: Limits,
     threads: bool,
-    few_cores: bool,
+    pub cores: Cores,
     /// A flush is under way.
     flushing: AtomicBool,
     state: Mutex<State>,
@@ -93,7 +92,7 @@ impl Pace {
                 runs: (options.runs_soft, options.runs_hard),
             },
             threads: options.background == Background::Threads,
-            few_cores: std::thread::available_parallelism().is_ok_and(|cores| cores.get() <= FEW_CORES),
+            cores: Cores::new(),
             flushing: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -170,6 +169,14 @@ impl Pace {
         }
     }
 
+    /// The calling thread writes: it gets a core to itself while the background gets on without that.
+    pub fn writer_is_here(&self) {
+        match self.pressure() > 0.0 {
+            true => self.cores.leave_none(),
+            false => self.cores.leave_this(),
+        }
+    }
+
     /// A flush is under way for as long as what this returns lives.
     pub fn flush_begins(&self) -> Flushing<'_> {
         self.flushing.store(true, Ordering::Release);
@@ -178,7 +185,7 @@ impl Pace {
 
     /// A merge lets a flush pass, for which writers may have to wait, where there are few cores.
     pub fn let_flush_pass(&self) {
-        if !self.few_cores || !self.threads || !self.flushing.load(Ordering::Acquire) {
+        if !self.cores.are_few() || !self.threads || !self.flushing.load(Ordering::Acquire) {
             return;
         }
         let state = lock(&self.state);
@@ -332,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_merge_lets_a_flush_pass_where_there_are_few_cores() {
-        let pace = Pace { few_cores: true, ..Pace::new(&Options::default()) };
+        let pace = Pace { cores: Cores::few(true), ..Pace::new(&Options::default()) };
         pace.let_flush_pass();
         let flushing = pace.flush_begins();
         let passed = AtomicBool::new(false);
@@ -346,7 +353,7 @@ mod tests {
             drop(flushing);
             assert!(merge.join().unwrap(), "the merge went on beside the flush");
         });
-        let many = Pace { few_cores: false, ..Pace::new(&Options::default()) };
+        let many = Pace { cores: Cores::few(false), ..Pace::new(&Options::default()) };
         let _flushing = many.flush_begins();
         many.let_flush_pass();
         let _flushing = pace.flush_begins();
