@@ -124,12 +124,12 @@ impl KeyGuide {
         true
     }
 
-    /// The group with the last entry whose number is not above this one. `None`: all are above.
+    /// The page with the last entry whose number is not above this one. `None`: all are above.
     #[inline]
-    fn group(&self, number: u128) -> Option<&Group> {
+    fn page(&self, number: u128) -> Option<&Page> {
         let page = self.pages.get(self.firsts.partition_point(|first| *first <= number).checked_sub(1)?)?;
         fetch(&page.firsts);
-        page.groups.get(page.firsts.partition_point(|first| *first <= number).checked_sub(1)?)
+        Some(page)
     }
 
     /// Takes an entry out that is about to leave the directory. The latch is held.
@@ -154,6 +154,16 @@ impl KeyGuide {
                 return named.store(ptr::null_mut(), Ordering::Release);
             }
         }
+    }
+}
+
+impl Page {
+    /// The same of its groups.
+    #[inline]
+    fn group(&self, number: u128) -> Option<&Group> {
+        let group = self.groups.get(self.firsts.partition_point(|first| *first <= number).checked_sub(1)?)?;
+        fetch(group);
+        Some(group)
     }
 }
 
@@ -187,14 +197,14 @@ pub(super) struct KeyGuides {
     begun: AtomicUsize,
     /// Entries that have come or gone since the one in use was begun. Changed under the latch.
     changes: AtomicUsize,
-    /// There was none to be had: it is tried again when there are so many entries. Changed under the latch.
+    /// There was no other to be had: it is tried again when there are so many entries. Changed under the latch.
     again: AtomicUsize,
 }
 
 /// Where a guide says that a key is.
 #[derive(Clone, Copy)]
 pub(super) struct Near<'g> {
-    group: &'g Group,
+    page: &'g Page,
     number: u128,
 }
 
@@ -204,7 +214,7 @@ impl<'g> Near<'g> {
     #[inline]
     pub(super) unsafe fn place(self) -> Option<&'g LeafSlot> {
         // SAFETY: the caller's promise.
-        unsafe { self.group.place(self.number) }
+        unsafe { self.page.group(self.number)?.place(self.number) }
     }
 }
 
@@ -218,9 +228,7 @@ impl KeyGuides {
         // SAFETY: a guide is retired when it has been taken out of its place, and the caller is pinned.
         let guide = unsafe { self.used.load(Ordering::Acquire).as_ref() }?;
         let number = guide.reading.number(key);
-        let group = guide.group(number)?;
-        fetch(group);
-        Some(Near { group, number })
+        guide.page(number).map(|page| Near { page, number })
     }
 
     /// An entry has come into the directory. The latch is held.
@@ -246,7 +254,10 @@ impl KeyGuides {
         }
         match self.used.load(Ordering::Relaxed).is_null() {
             true => entries >= FEWEST.max(self.again.load(Ordering::Relaxed)),
-            false => entries < TOO_FEW || self.changes.load(Ordering::Relaxed) > entries / part,
+            false if entries < TOO_FEW => true,
+            false => {
+                self.changes.load(Ordering::Relaxed) > entries / part && entries >= self.again.load(Ordering::Relaxed)
+            }
         }
     }
 }
@@ -289,7 +300,7 @@ impl<L: RawLatch> KeyIndex<L> {
             let room = budget.limit.load(Ordering::Relaxed).saturating_sub(budget.used.load(Ordering::Relaxed)) / SHARE;
             match made.filter(|made| entries >= TOO_FEW && made.bytes() <= room) {
                 Some(made) => self.begin_guide(made, budget),
-                None => return self.give_up_guide(budget),
+                None => return self.do_without(entries, budget),
             }
         };
         self.fill_guide(begun, budget);
@@ -321,6 +332,7 @@ impl<L: RawLatch> KeyIndex<L> {
     fn begin_guide(&self, made: Box<KeyGuide>, budget: &Budget) -> usize {
         self.account(budget, made.bytes(), 0);
         self.guides.changes.store(0, Ordering::Relaxed);
+        self.guides.again.store(0, Ordering::Relaxed);
         self.guides.making.store(Box::into_raw(made), Ordering::Relaxed);
         self.guides.begun.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -370,6 +382,15 @@ impl<L: RawLatch> KeyIndex<L> {
             entry = found.next();
         }
         Filled::Page
+    }
+
+    /// There is no room for another guide: one that knows most of the entries serves on. The latch is held.
+    fn do_without(&self, entries: usize, budget: &Budget) {
+        let serves = !self.guides.used.load(Ordering::Relaxed).is_null() && entries >= TOO_FEW;
+        if serves && self.guides.changes.load(Ordering::Relaxed) <= entries / 2 {
+            return self.guides.again.store(entries + entries / CHANGED, Ordering::Relaxed);
+        }
+        self.give_up_guide(budget);
     }
 
     /// Until there are half as many entries more: there is no room, or a guide is of no use. The latch is held.

@@ -654,6 +654,30 @@ fn leaves_that_look_alike_have_no_guide() {
     assert!(keys.iter().all(|key| index.get(key) == Some(at(1, false))));
 }
 
+/// A guide serves on where there is no room for another one, as long as it knows most of the leaves.
+#[test]
+fn a_guide_serves_on_where_there_is_no_room_for_another() {
+    let (index, budget) = (Index::new(), plenty());
+    let key = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
+    let raise = |n: u64| index.raise(&key(n), at(1, false), &budget).expect("room");
+    (0..20_000).for_each(raise);
+    index.settle(&budget);
+    let bytes = index.guide_bytes();
+    // Room for more keys, but not for four guides.
+    let more = 20_000..24_000;
+    for n in more.clone() {
+        budget.limit.store(used(&budget) + 3 * bytes, Ordering::Relaxed);
+        raise(n);
+    }
+    assert_eq!(index.guide_bytes(), bytes);
+    let known = |rows: u64| guided(&index, &(0..rows).map(key).collect()) as u64;
+    let before = known(more.end);
+    assert!((more.end / 2..more.end * 19 / 20).contains(&before), "{before} of {}", more.end);
+    budget.limit.store(u64::MAX, Ordering::Relaxed);
+    (more.end..30_000).for_each(raise);
+    assert!(known(30_000) > 27_000, "there is room again, and {} of 30000 keys are known", known(30_000));
+}
+
 /// Keys come before the guide, where the index may not grow.
 #[test]
 fn a_guide_gives_way_to_keys() {
