@@ -27,7 +27,8 @@ def _script(name, title, script=None, **more):
 
 
 def _create_index(name, title, expression):
-    return Workload(name, title, statement=f"CREATE INDEX kv_v ON kv ({expression})", after="DROP INDEX kv_v", count="rows", writes=True)
+    return Workload(name, title, statement=f"CREATE INDEX kv_v ON kv ({expression})", after="DROP INDEX kv_v",
+                    count="rows", writes=True)
 
 
 def _ycsb(letter, title, *scripts, inserts=(0, 0), writes=True):

@@ -109,7 +109,7 @@ impl Calm {
 fn run(core: &Core, task: Task) {
     // What the last run of the store left to do.
     core.host().pace.wake(task);
-    core.host().pace.cores.enlist();
+    let _enlisted = core.host().pace.cores.enlist();
     stand_back(if task == Task::Flush { 0 } else { core.host().options.merge_nice });
     match task {
         Task::Flush => while core.host().pace.next(task, false) != Next::Stop && work(core, task) {},

@@ -34,11 +34,12 @@ impl Cores {
         self.few
     }
 
-    /// The calling thread is one of the store's.
-    pub fn enlist(&self) {
-        if let Some(thread) = imp::this_thread().filter(|_| self.few) {
-            lock(&self.threads).push(thread);
-        }
+    /// The calling thread is one of the store's, for as long as what this returns lives.
+    pub fn enlist(&self) -> Enlisted<'_> {
+        let thread = imp::this_thread().filter(|_| self.few);
+        let id = thread.as_ref().map(|thread| thread.id);
+        lock(&self.threads).extend(thread);
+        Enlisted { cores: self, id }
     }
 
     /// The calling thread writes: its core is left to it.
@@ -63,11 +64,23 @@ impl Cores {
     }
 }
 
+/// See [`Cores::enlist`]. A thread that has ended leaves its id to another one, of whatever process.
+pub struct Enlisted<'a> {
+    cores: &'a Cores,
+    id: Option<i32>,
+}
+
+impl Drop for Enlisted<'_> {
+    fn drop(&mut self) {
+        lock(&self.cores.threads).retain(|thread| Some(thread.id) != self.id);
+    }
+}
+
 #[cfg(target_os = "linux")]
 mod imp {
     #[derive(Debug)]
     pub struct Thread {
-        pub id: libc::pid_t,
+        pub id: i32,
         pub cores: libc::cpu_set_t,
     }
 
@@ -104,7 +117,9 @@ mod imp {
 #[cfg(not(target_os = "linux"))]
 mod imp {
     #[derive(Debug)]
-    pub struct Thread;
+    pub struct Thread {
+        pub id: i32,
+    }
 
     pub fn this_thread() -> Option<Thread> {
         None
@@ -131,7 +146,7 @@ mod tests {
         std::thread::scope(|threads| {
             threads.spawn(|| {
                 let (cores, all) = (Cores::few(true), allowed());
-                cores.enlist();
+                let enlisted = cores.enlist();
                 let fewer = if all > 1 { all - 1 } else { all };
                 // It plays the writer, too, and is moved at once.
                 let was = imp::here();
@@ -143,10 +158,13 @@ mod tests {
                 cores.leave_this();
                 cores.leave_none();
                 assert_eq!(allowed(), all);
+                drop(enlisted);
+                cores.leave_this();
+                assert_eq!(allowed(), all, "one that has ended is nobody's business");
             });
             threads.spawn(|| {
                 let (cores, all) = (Cores::few(false), allowed());
-                cores.enlist();
+                let _enlisted = cores.enlist();
                 cores.leave_this();
                 assert_eq!(allowed(), all, "where there are many the system sees to it");
             });
