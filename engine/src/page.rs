@@ -6,7 +6,8 @@
 //! ```
 //!
 //! `used` is the end of the contents, counted from the start of the page; what follows is zero, so that a host may leave
-//! the hole out of its log and its images. The host's bytes are filled in by the host when it writes the page.
+//! the hole out of its log and its images. The host's bytes are filled in by the host when it writes the page. The format is 1, and 2
+//! for data pages that share a row with a neighbour.
 
 use crate::cpu::{prefetch, LINE};
 use crate::error::{Error, Result};
@@ -16,8 +17,10 @@ use crate::types::{ExtentSeq, PageNo, HOST_HEADER, PAGE_SIZE};
 pub const CONTENT: usize = HOST_HEADER + 16;
 /// Room for contents in a page.
 pub const CAPACITY: usize = PAGE_SIZE - CONTENT;
-/// Version of the page formats that this build writes.
+/// Version of the page formats that this build writes, ...
 pub const FORMAT: u8 = 1;
+/// ... and that of data pages that share a row with a neighbour.
+pub const FORMAT_SHARED: u8 = 2;
 
 const KIND_AT: usize = HOST_HEADER;
 const FORMAT_AT: usize = HOST_HEADER + 1;
@@ -105,6 +108,10 @@ impl PageBuf {
         self.0[FLAGS_AT..FLAGS_AT + 2].copy_from_slice(&flags.to_le_bytes());
     }
 
+    pub fn set_format(&mut self, format: u8) {
+        self.0[FORMAT_AT] = format;
+    }
+
     /// End of the contents, counted from the start of the page.
     pub fn used(&self) -> usize {
         usize::from(u16::from_le_bytes([self.0[USED_AT], self.0[USED_AT + 1]]))
@@ -125,8 +132,8 @@ impl PageBuf {
                 format!("expected a {kind:?} page, found kind {}", self.0[KIND_AT]),
             ));
         }
-        if self.0[FORMAT_AT] != FORMAT {
-            return Err(Error::Format { found: u32::from(self.0[FORMAT_AT]), known: u32::from(FORMAT) });
+        if !(FORMAT..=FORMAT_SHARED).contains(&self.0[FORMAT_AT]) {
+            return Err(Error::Format { found: u32::from(self.0[FORMAT_AT]), known: u32::from(FORMAT_SHARED) });
         }
         if self.seq() != seq {
             return Err(Error::page(page, SEQ_AT, format!("expected extent {seq}, found extent {}", self.seq())));

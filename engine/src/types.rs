@@ -133,7 +133,7 @@ pub struct Head {
 }
 
 /// A row version where it stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RowRef<'a> {
     pub key: &'a [u8],
     pub head: Head,

@@ -8,7 +8,7 @@
 //! What is wrong is told to the [`Inspector`], and the check goes on with the next page. Errors that say nothing of the
 //! bytes (an interrupt, no memory) end it.
 
-use super::data::{Layout, COMPRESSED, CONTINUED, CONTINUES};
+use super::data::{Contents, Layout, COMPRESSED, CONTINUED, CONTINUES};
 use super::directory::Directory;
 use super::fence::Fence;
 use super::reader::image;
@@ -16,8 +16,8 @@ use super::{Footer, PageSource, Run, Scratch};
 use crate::error::{Error, Result};
 use crate::filter::key_hash;
 use crate::key_text::hex;
-use crate::page::PageKind;
-use crate::types::{L0Id, RowId, RowRef, Writer};
+use crate::page::{PageBuf, PageKind};
+use crate::types::{L0Id, PageNo, RowId, RowRef, Writer};
 use std::collections::VecDeque;
 
 /// Takes what the check of a run comes upon.
@@ -191,6 +191,7 @@ struct Data<'r, S> {
     source: &'r S,
     scratch: Scratch,
     buffer: Vec<u8>,
+    joined: Vec<u8>,
     key_pages: KeyPages,
     totals: Totals,
     /// All data pages could be read.
@@ -200,6 +201,8 @@ struct Data<'r, S> {
     /// The page on which the newest version of the last key stands, and whether the last page's key is said to go on.
     key_page: u32,
     continued: bool,
+    /// The page before, and whether it lacks the end of its last row.
+    lacks: Option<(u32, bool)>,
     first_key: Vec<u8>,
     rows_of_page: Vec<u64>,
 }
@@ -211,6 +214,7 @@ impl<'r, S: PageSource> Data<'r, S> {
             source,
             scratch: Scratch::default(),
             buffer: Vec::new(),
+            joined: Vec::new(),
             key_pages: KeyPages::default(),
             totals: Totals {
                 rows: 0,
@@ -224,6 +228,7 @@ impl<'r, S: PageSource> Data<'r, S> {
             last: None,
             key_page: 0,
             continued: false,
+            lacks: None,
             first_key: Vec::new(),
             rows_of_page: Vec::new(),
         }
@@ -248,12 +253,37 @@ impl<'r, S: PageSource> Data<'r, S> {
     fn page(&mut self, index: u32, inspector: &mut impl Inspector) -> Result<()> {
         let (page, no, seq) = self.run.read(self.source, index)?;
         let mut buffer = std::mem::take(&mut self.buffer);
-        let result = image(&page, no, seq, &mut buffer).and_then(|(image, flags)| {
-            let layout = Layout::parse(no, image)?;
-            self.rows(index, &layout, image, flags, inspector)
+        let result = image(&page, no, seq, &mut buffer).and_then(|part| {
+            self.shares(index, &page, no, part.missing, inspector)?;
+            let layout = Layout::parse(no, part.bytes, part.missing)?;
+            if part.missing > 0 {
+                self.run.join(self.source, index, &layout, part, false, &mut self.joined)?;
+            }
+            self.rows(index, &layout, part.bytes, part.flags, inspector)
         });
         self.buffer = buffer;
         result
+    }
+
+    /// A page has the rest of a row if the one before lacks it. (That it has all of it is found by who puts the row together.)
+    fn shares(
+        &mut self,
+        index: u32,
+        page: &PageBuf,
+        no: PageNo,
+        missing: usize,
+        inspector: &mut impl Inspector,
+    ) -> Result<()> {
+        let before = self.lacks.replace((index, missing > 0));
+        let rest = match page.flags() & COMPRESSED {
+            0 => Contents::parse(no, page.contents(), page.flags())?.rest,
+            _ => &[],
+        };
+        let wanted = before.filter(|(of, _)| *of + 1 == index).map(|(_, lacks)| lacks);
+        if wanted.is_some_and(|wanted| wanted == rest.is_empty()) || index == 0 && !rest.is_empty() {
+            inspector.found(format!("data pages {} and {index} disagree about a split row", index.wrapping_sub(1)));
+        }
+        Ok(())
     }
 
     fn rows(
@@ -268,9 +298,11 @@ impl<'r, S: PageSource> Data<'r, S> {
             inspector.found(format!("data page {index} is compressed"));
         }
         self.rows_of_page.clear();
+        let joined = std::mem::take(&mut self.joined);
         let mut key = Vec::new();
         for i in 0..layout.rows() {
-            let (suffix, head, body) = layout.row(image, i)?;
+            let (suffix, head, body) =
+                if layout.is_cut(image, i) { layout.joined_row(image, &joined)? } else { layout.row(image, i)? };
             key.clear();
             key.extend_from_slice(layout.prefix(image));
             key.extend_from_slice(suffix);
@@ -300,6 +332,7 @@ impl<'r, S: PageSource> Data<'r, S> {
             self.rows_of_page.push(head.row_id.0);
             self.last = Some((std::mem::take(&mut key), head.row_id));
         }
+        self.joined = joined;
         self.continued = flags & CONTINUED != 0;
         self.rows_of_page.sort_unstable();
         if self.rows_of_page.windows(2).any(|pair| pair.first() == pair.last()) {

@@ -1,15 +1,15 @@
 //! A position in a run, among its row versions, that moves both ways.
 //!
-//! The cursor keeps its data page (what it decompresses to, if need be) and the lowest fence page on the way to it, in the way
-//! in which its page source lets pages be kept between calls. It names no run, the caller gives it at each call and it has to be the same one. A seek
-//! looks at the page it is on first, then at the fence page it came by, and only then goes down from the root: so a guided
-//! scan that always asks for a key close by reads each page once.
+//! The cursor keeps its data page (in a buffer its rows, if they are compressed there, and a row that ends on the next page) and the
+//! lowest fence page on the way to it, in the way in which its page source lets pages be kept between calls. It names no run, the caller
+//! gives it at each call and it has to be the same one. A seek looks at the page it is on first, then at the fence page it came by, and only
+//! then goes down from the root: so a guided scan that always asks for a key close by reads each page once.
 
 use super::ahead::{Ahead, Long};
-use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES};
+use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES, LENGTH};
 use super::fence::Fence;
-use super::reader::check_level;
-use super::{pack, PageSource, Run};
+use super::reader::{check_level, image, REST_LINES};
+use super::{PageSource, Run};
 use crate::cpu::LINE;
 use crate::error::{Error, Result};
 use crate::page::{PageBuf, PageKind, CONTENT};
@@ -28,6 +28,8 @@ pub struct RunCursor<P> {
     held: Option<P>,
     /// The rows of a compressed page.
     unpacked: Vec<u8>,
+    /// The last row of a page that has not all of it.
+    joined: Vec<u8>,
     /// Row on the page; meaningful while `valid`.
     slot: usize,
     valid: bool,
@@ -49,6 +51,7 @@ impl<P> Default for RunCursor<P> {
             page: None,
             held: None,
             unpacked: Vec::new(),
+            joined: Vec::new(),
             slot: 0,
             valid: false,
             key: Vec::new(),
@@ -68,6 +71,10 @@ struct Loaded {
     index: u32,
     layout: Layout,
     compressed: bool,
+    /// Where its image begins in the contents.
+    start: usize,
+    /// So many bytes of its last row are on the next page.
+    missing: usize,
     /// The first key on the page began on the page before.
     continues: bool,
     /// The last key on the page goes on on the next.
@@ -88,7 +95,8 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     #[inline]
     pub fn row(&self) -> RowRef<'_> {
         debug_assert!(self.valid);
-        RowRef { key: &self.key, head: self.head, body: self.image().get(self.body.0..self.body.1).unwrap_or_default() }
+        let from = if self.stands_on_joined() { self.joined.as_slice() } else { self.image() };
+        RowRef { key: &self.key, head: self.head, body: from.get(self.body.0..self.body.1).unwrap_or_default() }
     }
 
     /// The head of the row version at the cursor.
@@ -112,7 +120,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     /// A row of the page at hand.
     #[inline]
     pub fn spot(&self, row: usize) -> Option<Spot<'_>> {
-        Spot::new(&self.page.as_ref()?.layout, self.image(), row)
+        Spot::new(&self.page.as_ref()?.layout, self.image(), &self.joined, row)
     }
 
     /// Forgets everything: the cursor may be used for another run.
@@ -321,9 +329,15 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     #[inline]
     fn image(&self) -> &[u8] {
         match (&self.page, &self.held) {
-            (Some(page), Some(held)) if !page.compressed => held.contents(),
+            (Some(page), Some(held)) if !page.compressed => held.contents().get(page.start..).unwrap_or_default(),
             _ => &self.unpacked,
         }
+    }
+
+    /// The row at the cursor is one that its page has not all of.
+    #[inline]
+    fn stands_on_joined(&self) -> bool {
+        self.page.as_ref().is_some_and(|page| page.layout.is_cut(self.image(), self.slot))
     }
 
     fn loaded(&self) -> Result<Loaded> {
@@ -378,8 +392,15 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
     pub fn touch_next<S: PageSource<Held = P>>(&self, run: &Run<'_>, source: &S) {
         let Some(page) = self.page.filter(|page| page.index + 1 < run.shape.data_pages) else { return };
         let known = if page.compressed { 0 } else { TOUCHED_ROWS };
-        let rows = page.layout.first_rows(known).map(|at| CONTENT + at);
+        // It begins with what this page lacks of a row; its own last row may end on the page after it, too.
+        let begin = CONTENT + if page.missing > 0 { page.missing + 2 * LENGTH } else { 0 };
+        let rows = page.layout.first_rows(known).map(|at| begin + at);
         run.touch(source, page.index + 1, [0, LINE].into_iter().chain(rows));
+        if page.missing > 0 {
+            let last = begin + page.layout.last_row_at();
+            run.touch(source, page.index + 1, (1..REST_LINES).map(|line| last + line * LINE));
+            run.touch(source, page.index + 2, (0..REST_LINES).map(|line| line * LINE));
+        }
     }
 
     /// Asks for pages in long walks, too.
@@ -409,14 +430,17 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let Some(page) = &self.page else { return Err(Error::structure("a run's cursor has no page")) };
         self.valid = false;
         let image = match &self.held {
-            Some(held) if !page.compressed => held.contents(),
+            Some(held) if !page.compressed => held.contents().get(page.start..).unwrap_or_default(),
             _ => &self.unpacked,
         };
-        let (suffix, head, body) = page.layout.row(image, slot)?;
+        let cut = page.layout.is_cut(image, slot);
+        let (suffix, head, body) =
+            if cut { page.layout.joined_row(image, &self.joined)? } else { page.layout.row(image, slot)? };
         self.key.truncate(page.layout.prefix(image).len());
         self.key.extend_from_slice(suffix);
         self.head = head;
-        let start = body.as_ptr() as usize - image.as_ptr() as usize;
+        let from = if cut { self.joined.as_ptr() } else { image.as_ptr() };
+        let start = body.as_ptr() as usize - from as usize;
         self.body = (start, start + body.len());
         self.slot = slot;
         self.valid = true;
@@ -432,22 +456,24 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         self.valid = false;
         let (page, no, seq) = if in_order { run.read_in_order(source, index)? } else { run.read(source, index)? };
         self.pages_read += 1;
-        let contents = page.expect(no, PageKind::Data, seq)?;
-        let flags = page.flags();
-        let compressed = flags & COMPRESSED != 0;
-        if compressed && pack::decompress(contents, &mut self.unpacked).is_none() {
-            return Err(Error::page(no, crate::page::CONTENT, "compressed rows cannot be read"));
+        let part = image(&page, no, seq, &mut self.unpacked)?;
+        let (flags, missing) = (part.flags, part.missing);
+        let layout = Layout::parse(no, part.bytes, part.missing)?;
+        if missing > 0 {
+            self.pages_read += 1;
+            run.join(source, index, &layout, part, in_order, &mut self.joined)?;
         }
-        let image = if compressed { &self.unpacked } else { contents };
-        let layout = Layout::parse(no, image)?;
+        // Who comes again after a failure goes on from the key that there was.
         self.key.clear();
-        self.key.extend_from_slice(layout.prefix(image));
+        self.key.extend_from_slice(layout.prefix(part.bytes));
+        let compressed = flags & COMPRESSED != 0;
+        let start = if compressed { 0 } else { page.contents().len() - part.bytes.len() };
         if !compressed {
             let spare = self.held.take();
             self.held = Some(source.hold(page, spare));
         }
         let (continues, continued) = (flags & CONTINUES != 0, flags & CONTINUED != 0);
-        self.page = Some(Loaded { index, layout, compressed, continues, continued });
+        self.page = Some(Loaded { index, layout, compressed, start, missing, continues, continued });
         Ok(())
     }
 

@@ -21,6 +21,16 @@
 //! the image. A row ends where the next begins. Marks: bit 0, rows have flags of their own; bit 1, there are heads.
 //!
 //! The image is the contents of the page, or, with [`COMPRESSED`], its length (2 bytes) and a zstd frame of it are.
+//!
+//! Where the rows are long, the last one may be split between two pages that are not compressed, so that little of a page stays empty:
+//!
+//! ```text
+//! contents:  | missing bytes (2)? | length (2)? | rest of the row before? | image, as far as the page goes
+//! ```
+//!
+//! With [`SPLIT`], the image lacks so many bytes at its end, of its last row's body; with [`REST`], the page has those that the one
+//! before lacks: at its beginning, so that who reads them on comes by the page's head and nothing else. Such pages are of page
+//! format 2.
 
 use super::bytes::{narrow_at, put_narrow, shared_prefix, u16_at, u32_at, u64_at, width_of};
 use crate::bytes::{get_varint, put_varint, varint_len};
@@ -36,7 +46,14 @@ pub const CONTINUES: u16 = 2;
 /// Page flag: the first row of the next page has the key of the last row of this one.
 pub const CONTINUED: u16 = 4;
 
+/// Page flag: the end of the last row is on the next page ...
+pub const SPLIT: u16 = 8;
+/// ... and page flag: the page has what the last row of the page before lacks.
+pub const REST: u16 = 16;
+
 const HEADER: usize = 34;
+/// Bytes of a length before the image.
+pub const LENGTH: usize = 2;
 const HEAD: usize = 2;
 const OWN_SUFFIX_LENGTH: usize = 0xffff;
 const MARK_FLAGS: u8 = 1;
@@ -47,6 +64,44 @@ pub const MAX_IMAGE: usize = 0xffff;
 
 /// Key and body of a row together may have so many bytes: then the row fits a page of its own.
 pub const MAX_ROW: usize = CAPACITY - HEADER - HEAD - 8;
+
+/// Contents that are not compressed, taken apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Contents<'a> {
+    pub image: &'a [u8],
+    /// So many bytes of the last row are on the next page.
+    pub missing: usize,
+    /// What the last row of the page before lacks.
+    pub rest: &'a [u8],
+}
+
+impl<'a> Contents<'a> {
+    #[inline]
+    pub fn parse(page: PageNo, contents: &'a [u8], flags: u16) -> Result<Contents<'a>> {
+        match flags & (SPLIT | REST) {
+            0 => Ok(Contents { image: contents, missing: 0, rest: &[] }),
+            _ => Contents::take_apart(contents, flags)
+                .ok_or_else(|| Error::page(page, CONTENT, "malformed head of a data page whose rows are split")),
+        }
+    }
+
+    fn take_apart(contents: &'a [u8], flags: u16) -> Option<Contents<'a>> {
+        let (mut image, mut missing, mut rest) = (contents, 0, &[][..]);
+        let length = |from: &mut &'a [u8]| {
+            let (length, behind) = from.split_first_chunk::<LENGTH>()?;
+            *from = behind;
+            Some(usize::from(u16::from_le_bytes(*length))).filter(|length| *length > 0)
+        };
+        if flags & SPLIT != 0 {
+            missing = length(&mut image)?;
+        }
+        if flags & REST != 0 {
+            let length = length(&mut image)?;
+            (rest, image) = image.split_at_checked(length)?;
+        }
+        Some(Contents { image, missing, rest })
+    }
+}
 
 /// The head of a page image, understood and checked against the image's length.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +114,8 @@ pub struct Layout {
     prefix_at: usize,
     /// Slots, or the first row when there is a stride.
     rows_at: usize,
+    /// Where the last row ends: behind the image, if that lacks the row's end.
+    end: usize,
     row_id_width: usize,
     writer_width: usize,
     command_width: usize,
@@ -70,11 +127,13 @@ pub struct Layout {
 }
 
 impl Layout {
-    pub fn parse(page: PageNo, image: &[u8]) -> Result<Layout> {
-        Layout::try_parse(page, image).ok_or_else(|| Error::page(page, CONTENT, "malformed head of a data page"))
+    /// Of an image that lacks so many bytes at its end.
+    pub fn parse(page: PageNo, image: &[u8], missing: usize) -> Result<Layout> {
+        Layout::try_parse(page, image, missing)
+            .ok_or_else(|| Error::page(page, CONTENT, "malformed head of a data page"))
     }
 
-    fn try_parse(page: PageNo, image: &[u8]) -> Option<Layout> {
+    fn try_parse(page: PageNo, image: &[u8], missing: usize) -> Option<Layout> {
         let head: &[u8; HEADER] = image.first_chunk()?;
         let rows = usize::from(u16_at(head, 0)?);
         let prefix = usize::from(u16_at(head, 2)?);
@@ -96,7 +155,8 @@ impl Layout {
         let head_len = row_id_width + writer_width + command_width + incarnation_width + usize::from(own_flags);
         let prefix_at = numbers_at + rows * head_len;
         let rows_at = prefix_at + prefix;
-        let room = if stride == 0 { rows_at + 2 * rows <= image.len() } else { rows_at + stride * rows == image.len() };
+        let end = image.len() + missing;
+        let room = if stride == 0 { rows_at + 2 * rows <= image.len() } else { rows_at + stride * rows == end };
         if rows == 0 || !widths_known || !room {
             return None;
         }
@@ -108,6 +168,7 @@ impl Layout {
             numbers_at,
             prefix_at,
             rows_at,
+            end,
             row_id_width,
             writer_width,
             command_width,
@@ -147,15 +208,39 @@ impl Layout {
         }
         let slot = self.rows_at + 2 * i;
         let start = usize::from(u16_at(image, slot)?);
-        let end = if i + 1 < self.rows { usize::from(u16_at(image, slot + 2)?) } else { image.len() };
+        let end = if i + 1 < self.rows { usize::from(u16_at(image, slot + 2)?) } else { self.end };
         Some((start, end))
     }
 
-    /// Key suffix and body of row `i`.
+    /// The image lacks the end of row `i`.
+    #[inline]
+    pub fn is_cut(&self, image: &[u8], i: usize) -> bool {
+        self.end > image.len() && i + 1 == self.rows
+    }
+
+    /// What the page has of the last row, which is cut.
+    pub fn last_part<'a>(&self, image: &'a [u8]) -> Result<&'a [u8]> {
+        let last = self.rows - 1;
+        let start = self.span(image, last).map(|(start, _)| start);
+        start.and_then(|start| image.get(start..)).ok_or_else(|| self.malformed(last))
+    }
+
+    /// Key suffix, head and body of the last row, which was cut and has been put together.
+    pub fn joined_row<'a>(&self, image: &'a [u8], joined: &'a [u8]) -> Result<(&'a [u8], Head, &'a [u8])> {
+        let last = self.rows - 1;
+        let (suffix, body) = self.divide(joined).ok_or_else(|| self.malformed(last))?;
+        Ok((suffix, self.head(image, last).ok_or_else(|| self.malformed(last))?, body))
+    }
+
+    /// Key suffix and body of row `i`, which is whole.
     #[inline]
     fn parts<'a>(&self, image: &'a [u8], i: usize) -> Option<(&'a [u8], &'a [u8])> {
         let (start, end) = self.span(image, i)?;
-        let rest = image.get(start..end)?;
+        self.divide(image.get(start..end)?)
+    }
+
+    #[inline]
+    fn divide<'a>(&self, rest: &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
         if self.suffix == OWN_SUFFIX_LENGTH {
             let mut at = 0;
             let length = get_varint(rest, &mut at)? as usize;
@@ -165,10 +250,11 @@ impl Layout {
         }
     }
 
-    /// What follows the page's prefix in the key of row `i`.
+    /// What follows the page's prefix in the key of row `i`, which need not be whole: no key is split.
     #[inline]
     pub fn suffix<'a>(&self, image: &'a [u8], i: usize) -> Result<&'a [u8]> {
-        self.parts(image, i).map(|(suffix, _)| suffix).ok_or_else(|| self.malformed(i))
+        let parts = self.span(image, i).and_then(|(start, end)| self.divide(image.get(start..end.min(image.len()))?));
+        parts.map(|(suffix, _)| suffix).ok_or_else(|| self.malformed(i))
     }
 
     /// Whether rows `i` and `j` are versions of one key.
@@ -228,10 +314,18 @@ impl Layout {
         (0..count).map(move |row| first + row * stride)
     }
 
+    /// Where the last row is, if rows are all of one length.
+    pub fn last_row_at(&self) -> usize {
+        self.rows_at + self.rows.saturating_sub(1) * self.stride
+    }
+
     /// Looks whether every row is within the page.
     pub fn check_rows(&self, image: &[u8]) -> Result<()> {
         let rows = if self.stride != 0 && self.suffix != OWN_SUFFIX_LENGTH { 1 } else { self.rows };
-        (0..rows).try_for_each(|i| self.row(image, i).map(|_| ()))
+        (0..rows).try_for_each(|i| match self.is_cut(image, i) {
+            true => self.suffix(image, i).map(|_| ()),
+            false => self.row(image, i).map(|_| ()),
+        })
     }
 
     /// Whether every row has these flags and no others, as far as the page's head tells.
@@ -315,13 +409,15 @@ impl Layout {
 pub struct Spot<'a> {
     layout: &'a Layout,
     image: &'a [u8],
+    /// The last row, if that is cut on the page.
+    joined: &'a [u8],
     row: usize,
 }
 
 impl<'a> Spot<'a> {
     #[inline]
-    pub(super) fn new(layout: &'a Layout, image: &'a [u8], row: usize) -> Option<Spot<'a>> {
-        (row < layout.rows).then_some(Spot { layout, image, row })
+    pub(super) fn new(layout: &'a Layout, image: &'a [u8], joined: &'a [u8], row: usize) -> Option<Spot<'a>> {
+        (row < layout.rows).then_some(Spot { layout, image, joined, row })
     }
 
     #[inline]
@@ -339,13 +435,16 @@ impl<'a> Spot<'a> {
     /// What all keys of the page begin with, and the rest of this one.
     #[inline]
     pub fn key(&self) -> (&'a [u8], &'a [u8]) {
-        let suffix = self.layout.parts(self.image, self.row).map(|(suffix, _)| suffix);
-        (self.layout.prefix(self.image), suffix.unwrap_or_default())
+        (self.layout.prefix(self.image), self.layout.suffix(self.image, self.row).unwrap_or_default())
     }
 
     #[inline]
     pub fn body(&self) -> &'a [u8] {
-        self.layout.parts(self.image, self.row).map(|(_, body)| body).unwrap_or_default()
+        let parts = match self.layout.is_cut(self.image, self.row) {
+            true => self.layout.divide(self.joined),
+            false => self.layout.parts(self.image, self.row),
+        };
+        parts.map(|(_, body)| body).unwrap_or_default()
     }
 }
 
@@ -513,12 +612,19 @@ pub fn encode<'a>(fit: &Fit, heads: bool, rows: impl Iterator<Item = RowRef<'a>>
     debug_assert!(image.len() <= fit.size());
 }
 
-/// For fuzzing: reads everything that an arbitrary image may hold.
-pub fn fuzz_data(image: &[u8], key: &[u8]) {
-    let Ok(layout) = Layout::parse(PageNo(0), image) else { return };
-    let _ = layout.search(image, key);
-    let _ = layout.find_row(image, RowId(7));
-    for i in 0..layout.rows() {
-        let _ = layout.row(image, i);
+/// For fuzzing: reads everything that arbitrary contents may hold.
+pub fn fuzz_data(contents: &[u8], key: &[u8]) {
+    for flags in [0, SPLIT, REST, SPLIT | REST] {
+        let Ok(Contents { image, missing, rest }) = Contents::parse(PageNo(0), contents, flags) else { continue };
+        let Ok(layout) = Layout::parse(PageNo(0), image, missing) else { continue };
+        let _ = layout.search(image, key);
+        let _ = layout.find_row(image, RowId(7));
+        let _ = layout.check_rows(image);
+        for i in 0..layout.rows() {
+            let _ = layout.row(image, i);
+        }
+        if let Ok(part) = layout.last_part(image) {
+            let _ = layout.joined_row(image, &[part, rest].concat());
+        }
     }
 }

@@ -75,6 +75,23 @@ fn data_page() {
     );
 }
 
+/// Pages that share a row: their heads, and what they begin with.
+#[test]
+fn split_row() {
+    let body = |i: u8| (0..4400u16).map(|at| char::from(b'a' + (at % 7) as u8 + i)).collect::<String>();
+    let rows: Vec<RowBuf> = (1..4u8).map(|i| row(&format!("k{i}"), i.into(), 0, Flags::default(), &body(i))).collect();
+    let run = TestRun::write(&rows, &RunOptions::default());
+    let found = |at: usize| {
+        let page = &run.pages.pages[at];
+        (hex(&page.0[24..40]), hex(&page.0[40..48]))
+    };
+    let wanted = [
+        ("04020800002000006400000000000000", "b502020001000100"),
+        ("04021000351400006400000000000000", "b502676869636465"),
+    ];
+    assert_eq!([found(0), found(1)], wanted.map(|(head, start)| (head.into(), start.into())));
+}
+
 // What zstd makes of an image may change; that these bytes mean this image may not.
 #[test]
 fn compressed_data_page() {

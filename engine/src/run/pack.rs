@@ -3,8 +3,11 @@
 //! A compressed page holds as many rows as fit it after compression. How many those are is estimated from the pages
 //! before; a page is compressed three times at most, with fewer rows when it came out too long and with more when it left
 //! much room. Where compression brings nothing, a plain page is made.
+//!
+//! Where pages are not compressed and the next row would leave much of one empty, it is split: the page takes what it has room for, the
+//! next one the rest. It takes a whole row besides, so a row is on two pages at most, and the run's last page lacks nothing.
 
-use super::data::{self, Fit, COMPRESSED, CONTINUED, CONTINUES, MAX_IMAGE};
+use super::data::{self, Fit, COMPRESSED, CONTINUED, CONTINUES, LENGTH, MAX_IMAGE, REST, SPLIT};
 use crate::error::{Error, Result};
 use crate::options::Compression;
 use crate::page::CAPACITY;
@@ -14,9 +17,10 @@ const MAX_TRIES: u32 = 3;
 /// How much of the page rows are to fill, by what is known of the pages before, and after a try that went wrong.
 const AIM: f64 = 0.99;
 const AIM_AGAIN: f64 = 0.98;
-/// Length of the image, before the zstd frame.
-const LENGTH: usize = 2;
+/// The image's length stands before the zstd frame.
 const ROOM: usize = CAPACITY - LENGTH;
+/// A row is split rather than leave so much of a page empty: its readers read two pages.
+const MUCH_LEFT: usize = CAPACITY / 16;
 
 /// One data page, ready to be written.
 pub struct Packed<'a> {
@@ -26,6 +30,16 @@ pub struct Packed<'a> {
     pub last_key: &'a [u8],
     /// The rows on it: so many from [`Packer::head`] 0 on.
     pub rows: usize,
+}
+
+/// The row after those that a page takes whole.
+enum Next {
+    /// It is for the next page.
+    Stays,
+    /// The page takes what it can of it: so many rows in all.
+    IsSplit(Fit),
+    /// That depends on the row after it.
+    Unknown,
 }
 
 struct Waiting {
@@ -42,6 +56,10 @@ pub struct Packer {
     /// Without the last row.
     fit_before: Option<Fit>,
     image: Vec<u8>,
+    /// Contents of a page that shares a row with a neighbour.
+    shared: Vec<u8>,
+    /// What the last row of the page before lacks.
+    rest: Vec<u8>,
     zstd: Option<Zstd>,
     /// The last key of the page before.
     previous: Vec<u8>,
@@ -72,6 +90,8 @@ impl Packer {
             fit: None,
             fit_before: None,
             image: Vec::with_capacity(CAPACITY),
+            shared: Vec::new(),
+            rest: Vec::new(),
             zstd,
             previous: Vec::new(),
         })
@@ -101,8 +121,16 @@ impl Packer {
     pub fn due(&self) -> bool {
         let size = self.fit.as_ref().map_or(0, Fit::size);
         match &self.zstd {
-            None => size > CAPACITY,
+            None => size > self.room(),
             Some(zstd) => size > zstd.target,
+        }
+    }
+
+    /// Bytes that the next page has for its own rows.
+    fn room(&self) -> usize {
+        match self.rest.len() {
+            0 => CAPACITY,
+            rest => CAPACITY.saturating_sub(rest + LENGTH),
         }
     }
 
@@ -124,19 +152,18 @@ impl Packer {
         }
         // The last row is held back: whether its key goes on, on the next page, must be known.
         let most = if last { self.rows.len() } else { self.rows.len() - 1 };
-        let compressed = match self.zstd.take() {
-            None => Some(0),
+        let made = match self.zstd.take() {
+            None => self.plain(most, last),
             Some(mut zstd) => {
-                let rows = self.compress(&mut zstd, most, last);
+                let compressed = self.compress(&mut zstd, most, last);
                 self.zstd = Some(zstd);
-                rows?
+                compressed?.map(|rows| match rows {
+                    0 => (self.make_image(most, CAPACITY, true), 0),
+                    _ => (rows, COMPRESSED),
+                })
             }
         };
-        let Some(mut rows) = compressed else { return Ok(None) };
-        let mut flags = if rows > 0 { COMPRESSED } else { 0 };
-        if rows == 0 {
-            rows = self.make_image(most, CAPACITY, true);
-        }
+        let Some((rows, mut flags)) = made else { return Ok(None) };
         let key = |i: usize| self.row(i).map_or(&[][..], |row| row.key);
         if key(0) == self.previous {
             flags |= CONTINUES;
@@ -146,20 +173,40 @@ impl Packer {
         }
         let contents = match &self.zstd {
             Some(zstd) if flags & COMPRESSED != 0 => &zstd.best,
+            _ if flags & (SPLIT | REST) != 0 => &self.shared,
             _ => &self.image,
         };
         Ok(Some(Packed { contents, flags, first_key: key(0), last_key: key(rows - 1), rows }))
     }
 
+    /// Makes a page that is not compressed of the first `most` rows, or as many of them as it takes. Returns how many, and the page's
+    /// flags; `None`: it is better to wait for more.
+    fn plain(&mut self, most: usize, last: bool) -> Option<(usize, u16)> {
+        let room = self.room();
+        let (fit, whole) = self.count(most, room);
+        let fit = match self.next_row(&fit, whole, room, last) {
+            Next::Stays => fit,
+            Next::IsSplit(with) => with,
+            Next::Unknown => return None,
+        };
+        Some((self.encode(&fit, true), self.share(room)))
+    }
+
     /// Makes the image of as many of the first `most` rows as it takes in `limit` bytes, one at least. Returns how many.
     fn make_image(&mut self, most: usize, limit: usize, heads: bool) -> usize {
-        let Some(first) = self.row(0) else { return 0 };
+        let (fit, _) = self.count(most, limit);
+        self.encode(&fit, heads)
+    }
+
+    /// As many of the first `most` rows as an image of `limit` bytes takes, one at least, and how many those are.
+    fn count(&self, most: usize, limit: usize) -> (Fit, usize) {
         let counted = if most == self.rows.len() { self.fit } else { self.fit_before };
-        let (mut fit, mut rows) = match counted {
-            // Almost always with plain pages: one row more than fit was waited for.
-            Some(fit) if fit.rows() == most && fit.size() <= limit => (fit, most),
-            _ => (Fit::of(&first), 1),
-        };
+        // Almost always with plain pages: one row more than fit was waited for.
+        if let Some(fit) = counted.filter(|fit| fit.rows() == most && fit.size() <= limit) {
+            return (fit, most);
+        }
+        let first = self.row(0).unwrap_or_default();
+        let (mut fit, mut rows) = (Fit::of(&first), 1);
         for row in (rows..most).map_while(|i| self.row(i)) {
             let more = fit.with(first.key, &row);
             if more.size() > limit {
@@ -168,10 +215,59 @@ impl Packer {
             fit = more;
             rows += 1;
         }
+        (fit, rows)
+    }
+
+    fn encode(&mut self, fit: &Fit, heads: bool) -> usize {
         let mut image = std::mem::take(&mut self.image);
-        data::encode(&fit, heads, (0..rows).map_while(|i| self.row(i)), &mut image);
+        data::encode(fit, heads, (0..fit.rows()).map_while(|i| self.row(i)), &mut image);
         self.image = image;
-        rows
+        fit.rows()
+    }
+
+    /// What becomes of the row after the `whole` ones that `fit` has counted.
+    fn next_row(&self, fit: &Fit, whole: usize, room: usize, last: bool) -> Next {
+        let left = room.saturating_sub(fit.size());
+        if left < MUCH_LEFT || whole == self.rows.len() {
+            return Next::Stays;
+        }
+        let (Some(first), Some(split)) = (self.row(0), self.row(whole)) else { return Next::Stays };
+        let Some(after) = self.row(whole + 1) else {
+            return if last { Next::Stays } else { Next::Unknown };
+        };
+        let with = fit.with(first.key, &split);
+        let missing = (with.size() + LENGTH).saturating_sub(room);
+        let is_room = missing + LENGTH + Fit::of(&after).size() <= CAPACITY;
+        if missing <= split.body.len() && is_room {
+            Next::IsSplit(with)
+        } else {
+            Next::Stays
+        }
+    }
+
+    /// Puts what the page before lacks in front of the image, and takes away what there is no room for. Returns the page's flags.
+    fn share(&mut self, room: usize) -> u16 {
+        let is_split = self.image.len() > room;
+        if self.rest.is_empty() && !is_split {
+            return 0;
+        }
+        let (image, missing) = match is_split {
+            true => self.image.split_at_checked(room.saturating_sub(LENGTH)).unwrap_or_default(),
+            false => (self.image.as_slice(), &[][..]),
+        };
+        let mut flags = 0;
+        self.shared.clear();
+        for (flag, bytes) in [(SPLIT, missing), (REST, &self.rest)] {
+            if !bytes.is_empty() {
+                flags |= flag;
+                self.shared.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+            }
+        }
+        self.shared.extend_from_slice(&self.rest);
+        self.shared.extend_from_slice(image);
+        self.rest.clear();
+        self.rest.extend_from_slice(missing);
+        flags
     }
 
     /// Tries to make compressed contents of up to `most` rows. Returns of how many rows they are, 0 when a plain page is

@@ -3,16 +3,20 @@
 //! A look-up by key goes from the root fence page down to one data page. Each page is checked for kind and extent when it is
 //! read, and let go before the next is read. Nothing is allocated once the caller's [`Scratch`] has grown.
 
-use super::data::{Layout, COMPRESSED, CONTINUED, CONTINUES};
+use super::data::{Contents, Layout, COMPRESSED, CONTINUED, CONTINUES};
 use super::directory::Directory;
 use super::fence::Fence;
 use super::{keys, pack, Footer, PageSource, RunShape};
+use crate::cpu::LINE;
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::mutation::{on, Mutation::CutRowsShown};
 use crate::page::{PageBuf, PageKind, CONTENT};
 use crate::pieces::Pieces;
 use crate::types::{ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
+
+/// Lines of a page that are fetched at once where the rest of a row is.
+pub(super) const REST_LINES: usize = 4;
 
 /// A run as the manifest describes it.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +41,8 @@ pub struct Scratch {
     /// Pages read with this scratch, ever.
     pub pages_read: u64,
     pub(super) image: Vec<u8>,
+    /// A row that is on two pages.
+    joined: Vec<u8>,
     key: Vec<u8>,
 }
 
@@ -148,12 +154,21 @@ impl<'a> Run<'a> {
             let (page, no, seq) = self.read(source, index)?;
             page.touch();
             scratch.pages_read += 1;
-            let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
-            let layout = Layout::parse(no, image)?;
-            let Ok(wanted) = layout.within_prefix(image, key) else { return Ok(false) };
-            let start = if first { layout.search(image, key)? } else { 0 };
+            let part = image(&page, no, seq, &mut scratch.image)?;
+            let layout = Layout::parse(no, part.bytes, part.missing)?;
+            let Ok(wanted) = layout.within_prefix(part.bytes, key) else { return Ok(false) };
+            let start = if first { layout.search(part.bytes, key)? } else { 0 };
             for i in start..layout.rows() {
-                let (suffix, head, body) = layout.row(image, i)?;
+                let (suffix, head, body) = if layout.is_cut(part.bytes, i) {
+                    if layout.suffix(part.bytes, i)? != wanted {
+                        return Ok(false);
+                    }
+                    scratch.pages_read += 1;
+                    self.join(source, index, &layout, part, false, &mut scratch.joined)?;
+                    layout.joined_row(part.bytes, &scratch.joined)?
+                } else {
+                    layout.row(part.bytes, i)?
+                };
                 if suffix != wanted {
                     return Ok(false);
                 }
@@ -161,7 +176,7 @@ impl<'a> Run<'a> {
                     return Ok(true);
                 }
             }
-            if start == layout.rows() || flags & CONTINUED == 0 {
+            if start == layout.rows() || part.flags & CONTINUED == 0 {
                 return Ok(false);
             }
             first = false;
@@ -186,22 +201,28 @@ impl<'a> Run<'a> {
         let Some(index) = index.filter(|index| *index >= self.first_page()) else { return Ok(None) };
         let (page, no, seq) = self.read(source, index)?;
         scratch.pages_read += 1;
-        let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
-        let layout = Layout::parse(no, image)?;
-        let Some(slot) = layout.find_row(image, row)? else {
+        let part = image(&page, no, seq, &mut scratch.image)?;
+        let layout = Layout::parse(no, part.bytes, part.missing)?;
+        let Some(slot) = layout.find_row(part.bytes, row)? else {
             return Err(Error::page(no, CONTENT, format!("row {row} is not where the directory says")));
         };
-        let (suffix, head, body) = layout.row(image, slot)?;
+        let (suffix, head, body) = if layout.is_cut(part.bytes, slot) {
+            scratch.pages_read += 1;
+            self.join(source, index, &layout, part, false, &mut scratch.joined)?;
+            layout.joined_row(part.bytes, &scratch.joined)?
+        } else {
+            layout.row(part.bytes, slot)?
+        };
         scratch.key.clear();
-        scratch.key.extend_from_slice(layout.prefix(image));
+        scratch.key.extend_from_slice(layout.prefix(part.bytes));
         scratch.key.extend_from_slice(suffix);
         if self.lacks(&scratch.key) {
             return Ok(None);
         }
         out.set(&RowRef { key: &scratch.key, head, body });
         let newest = match slot.checked_sub(1) {
-            Some(before) => !layout.is_same_key(image, before, slot)?,
-            None => flags & CONTINUES == 0,
+            Some(before) => !layout.is_same_key(part.bytes, before, slot)?,
+            None => part.flags & CONTINUES == 0,
         };
         Ok(Some(newest))
     }
@@ -276,21 +297,46 @@ impl<'a> Run<'a> {
             keys::for_each(no, page.expect(no, PageKind::Keys, seq)?, &mut scratch.key, &mut show)?;
             return Ok(next);
         }
-        let (image, flags) = image(&page, no, seq, &mut scratch.image)?;
-        let layout = Layout::parse(no, image)?;
-        let mut last = if flags & CONTINUES != 0 { Some(layout.suffix(image, 0)?) } else { None };
+        let Image { bytes, missing, flags } = image(&page, no, seq, &mut scratch.image)?;
+        let layout = Layout::parse(no, bytes, missing)?;
+        let mut last = if flags & CONTINUES != 0 { Some(layout.suffix(bytes, 0)?) } else { None };
         for i in 0..layout.rows() {
-            let (suffix, head, _) = layout.row(image, i)?;
+            let suffix = layout.suffix(bytes, i)?;
             if last == Some(suffix) {
                 continue;
             }
             last = Some(suffix);
             scratch.key.clear();
-            scratch.key.extend_from_slice(layout.prefix(image));
+            scratch.key.extend_from_slice(layout.prefix(bytes));
             scratch.key.extend_from_slice(suffix);
-            show(&scratch.key, head.flags.is_tombstone())?;
+            show(&scratch.key, layout.flags(bytes, i).is_tombstone())?;
         }
         Ok(next)
+    }
+
+    /// Puts the last row of data page `index` together: that page has `part` of its image, and the next the rest. `in_order`: pages are
+    /// read in their order.
+    pub(super) fn join<S: PageSource>(
+        &self,
+        source: &S,
+        index: u32,
+        layout: &Layout,
+        part: Image<'_>,
+        in_order: bool,
+        joined: &mut Vec<u8>,
+    ) -> Result<()> {
+        let next = index.saturating_add(1);
+        self.touch(source, next, (0..REST_LINES).map(|line| line * LINE));
+        joined.clear();
+        joined.extend_from_slice(layout.last_part(part.bytes)?);
+        let (page, no, seq) = if in_order { self.read_in_order(source, next)? } else { self.read(source, next)? };
+        let Contents { rest, .. } = Contents::parse(no, page.expect(no, PageKind::Data, seq)?, page.flags())?;
+        if rest.len() != part.missing {
+            let what = format!("has {} bytes of the row before, which lacks {}", rest.len(), part.missing);
+            return Err(Error::page(no, CONTENT, what));
+        }
+        joined.extend_from_slice(rest);
+        Ok(())
     }
 
     /// Reads the footer and checks that it is this run's.
@@ -314,21 +360,26 @@ pub(super) fn check_level(page: PageNo, above: Option<u8>, found: u8) -> Result<
     }
 }
 
-/// The image of a data page, in place or decompressed into `buffer`, and the page's flags.
+/// The image of a data page, as far as the page has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Image<'b> {
+    pub bytes: &'b [u8],
+    /// So many bytes of the last row are on the next page.
+    pub missing: usize,
+    pub flags: u16,
+}
+
+/// The image of a data page, in place or decompressed into `buffer`.
 #[inline]
-pub(super) fn image<'b>(
-    page: &'b PageBuf,
-    no: PageNo,
-    seq: ExtentSeq,
-    buffer: &'b mut Vec<u8>,
-) -> Result<(&'b [u8], u16)> {
+pub(super) fn image<'b>(page: &'b PageBuf, no: PageNo, seq: ExtentSeq, buffer: &'b mut Vec<u8>) -> Result<Image<'b>> {
     let contents = page.expect(no, PageKind::Data, seq)?;
     let flags = page.flags();
     if flags & COMPRESSED == 0 {
-        return Ok((contents, flags));
+        let Contents { image: bytes, missing, .. } = Contents::parse(no, contents, flags)?;
+        return Ok(Image { bytes, missing, flags });
     }
     match pack::decompress(contents, buffer) {
-        Some(()) => Ok((buffer, flags)),
+        Some(()) => Ok(Image { bytes: buffer, missing: 0, flags }),
         None => Err(Error::page(no, CONTENT, "compressed rows cannot be read")),
     }
 }

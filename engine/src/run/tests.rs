@@ -2,6 +2,7 @@ use super::testing::*;
 use super::*;
 use crate::filter::key_hash;
 use crate::options::{Compression, RunOptions};
+use crate::page::CONTENT;
 use crate::types::*;
 use std::collections::BTreeMap;
 
@@ -23,6 +24,9 @@ fn recipes() -> Vec<(&'static str, Vec<RowBuf>)> {
     let empty = Recipe { keys: 20_000, key_len: 8..9, body_len: 0..1, most_versions: 1, ..small };
     let noise = Recipe { keys: 2000, key_len: 1..40, body_len: 0..500, alphabet: 256, most_versions: 2, ..small };
     let dense = Recipe { keys: 20_000, key_len: 4..5, body_len: 10..60, alphabet: 1, most_versions: 1, ..small };
+    let large =
+        Recipe { keys: 700, key_len: 16..17, body_len: 2048..2049, most_versions: 1, plain_heads: true, ..small };
+    let uneven = Recipe { keys: 400, key_len: 1..200, body_len: 600..5000, most_versions: 4, ..small };
     let single = Recipe { keys: 1, key_len: 5..6, body_len: 7..8, most_versions: 1, ..small };
     vec![
         ("small", small.rows(1)),
@@ -33,6 +37,8 @@ fn recipes() -> Vec<(&'static str, Vec<RowBuf>)> {
         ("noise", noise.rows(6)),
         ("dense", dense.rows(7)),
         ("single", single.rows(8)),
+        ("large", large.rows(9)),
+        ("uneven", uneven.rows(10)),
     ]
 }
 
@@ -158,6 +164,74 @@ fn get_reads_one_page_a_level() {
         assert_eq!(t.pages.reads.get() - before, 2);
     }
     assert_eq!(scratch.pages_read, t.pages.reads.get());
+}
+
+#[test]
+fn long_rows_leave_little_of_a_page_empty() {
+    // Bodies, and by how much more the pages have than the rows, at most, in percent.
+    for (body, most) in [(256, 5), (600, 4), (1024, 3), (1500, 6), (2048, 2), (3000, 2), (4000, 2)] {
+        let recipe = Recipe {
+            keys: 600,
+            key_len: 16..17,
+            body_len: body..body + 1,
+            most_versions: 1,
+            plain_heads: true,
+            alphabet: 256,
+        };
+        let rows = recipe.rows(body as u64);
+        let t = TestRun::write(&rows, &RunOptions::default());
+        let bytes: usize = rows.iter().map(|row| row.key.len() + row.body.len()).sum();
+        let taken = t.shape.data_pages as usize * crate::page::CAPACITY;
+        assert!(taken * 100 <= bytes * (100 + most), "{body}: {taken} for {bytes}");
+        // A row is on two pages at most, and most are on one.
+        let (mut scratch, mut pages) = (Scratch::new(), 0);
+        for row in &rows {
+            let before = scratch.pages_read;
+            let found = |found: RowRef<'_>| {
+                assert_eq!(found, row.as_ref());
+                Verdict::Take
+            };
+            assert!(t.run().get(&t.pages, &row.key, &mut scratch, found).unwrap());
+            let read = scratch.pages_read - before - u64::from(t.shape.fence_levels);
+            assert!((1..=2).contains(&read), "{body}: {read}");
+            pages += read as usize;
+        }
+        let split = pages - rows.len();
+        assert!(split < t.shape.data_pages as usize && (body > 600 || split == 0), "{body}: {split}");
+    }
+}
+
+#[test]
+fn a_split_row_that_does_not_find_its_rest_is_an_error() {
+    let rows: Vec<RowBuf> = recipes().into_iter().find(|(name, _)| *name == "large").unwrap().1;
+    let mut t = TestRun::write(&rows, &RunOptions::default());
+    assert_eq!(found(&t.run(), &t.pages), [""; 0]);
+    let ask = |t: &TestRun| {
+        let mut cursor = RunCursor::new();
+        let got = t.run().get(&t.pages, &rows[3].key, &mut Scratch::new(), |_| Verdict::Take);
+        let walked = cursor.first(&t.run(), &t.pages);
+        [got, walked].map(|answer| answer.map_err(|e| e.to_string()))
+    };
+    assert_eq!(ask(&t), [Ok(true), Ok(true)]);
+    let whole = t.pages.pages[1].clone();
+    // A byte less of it, as its length says and as the page's end does.
+    let length_at = CONTENT + 2;
+    let length = u16::from_le_bytes([whole.0[length_at], whole.0[length_at + 1]]);
+    t.pages.pages[1].0[length_at..length_at + 2].copy_from_slice(&(length - 1).to_le_bytes());
+    let error =
+        format!("corrupt page 1 at offset 40: has {} bytes of the row before, which lacks {length}", length - 1);
+    assert_eq!(ask(&t), [Err(error.clone()), Err(error)]);
+    assert!(!found(&t.run(), &t.pages).is_empty());
+    // No rest at all.
+    t.pages.pages[1] = whole.clone();
+    t.pages.pages[1].set_flags(whole.flags() & !data::REST);
+    assert!(ask(&t).iter().all(|answer| answer.is_err()));
+    let told = found(&t.run(), &t.pages).join("; ");
+    assert!(told.contains("data pages 0 and 1 disagree about a split row"), "{told}");
+    // Lengths that cannot be.
+    t.pages.pages[1] = whole;
+    t.pages.pages[1].0[CONTENT..CONTENT + 4].fill(0xff);
+    assert!(ask(&t).iter().all(|answer| answer.is_err()));
 }
 
 #[test]
@@ -570,7 +644,8 @@ fn ask_everything(t: &TestRun, keys: &[Vec<u8>], row_ids: &[RowId]) {
 
 #[test]
 fn damaged_pages_never_panic() {
-    for (name, rows) in recipes().into_iter().filter(|(name, _)| ["small", "long", "versions", "single"].contains(name))
+    for (name, rows) in
+        recipes().into_iter().filter(|(name, _)| ["small", "long", "versions", "single", "large"].contains(name))
     {
         let rows = &rows[..rows.len().min(600)];
         for options in all_options() {

@@ -7,6 +7,7 @@
 //! A long merge takes the run out in *slices*: what was written since the last one becomes a run of its own for the time being, with
 //! the same data pages. It has neither filter nor key pages.
 
+use super::data::{REST, SPLIT};
 use super::directory;
 use super::fence::{self, Separators};
 use super::footer::{Footer, RunShape};
@@ -16,7 +17,7 @@ use super::{PageSink, MAX_ROW};
 use crate::error::{Error, Result};
 use crate::filter::{key_hash, FilterBuilder};
 use crate::options::{Compression, RunOptions};
-use crate::page::{PageBuf, PageKind};
+use crate::page::{PageBuf, PageKind, FORMAT_SHARED};
 use crate::types::{L0Id, RowId, RowRef, Writer, MAX_KEY};
 
 pub struct RunWriter<S: PageSink> {
@@ -130,6 +131,9 @@ impl<S: PageSink> Out<S> {
     fn put(&mut self, kind: PageKind, flags: u16, contents: &[u8]) -> Result<()> {
         self.page.init(kind, self.sink.seq_of_next());
         self.page.set_flags(flags);
+        if kind == PageKind::Data && flags & (SPLIT | REST) != 0 {
+            self.page.set_format(FORMAT_SHARED);
+        }
         self.page.fill(contents)?;
         self.sink.put(&mut self.page)
     }
