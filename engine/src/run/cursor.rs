@@ -8,7 +8,7 @@
 use super::ahead::{Ahead, Long};
 use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES, LENGTH};
 use super::fence::Fence;
-use super::reader::{check_level, image, REST_LINES};
+use super::reader::{check_level, image, Image, REST_LINES};
 use super::{PageSource, Run};
 use crate::cpu::LINE;
 use crate::error::{Error, Result};
@@ -28,8 +28,11 @@ pub struct RunCursor<P> {
     held: Option<P>,
     /// The rows of a compressed page.
     unpacked: Vec<u8>,
-    /// The last row of a page that has not all of it.
+    /// The last row of a page that has not all of it, once somebody has come to it.
     joined: Vec<u8>,
+    is_joined: bool,
+    /// The key begins as those of the page at hand.
+    prefixed: bool,
     /// Row on the page; meaningful while `valid`.
     slot: usize,
     valid: bool,
@@ -52,6 +55,8 @@ impl<P> Default for RunCursor<P> {
             held: None,
             unpacked: Vec::new(),
             joined: Vec::new(),
+            is_joined: false,
+            prefixed: false,
             slot: 0,
             valid: false,
             key: Vec::new(),
@@ -117,7 +122,13 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         Some((page.index, &page.layout, self.image(), self.slot))
     }
 
-    /// A row of the page at hand.
+    /// So many rows of the page at hand are at hand, too: but for the last, if that is cut and nobody has come to it.
+    #[inline]
+    pub fn rows_at_hand(&self) -> usize {
+        self.page.as_ref().map_or(0, |page| page.layout.rows() - usize::from(page.missing > 0 && !self.is_joined))
+    }
+
+    /// A row of the page at hand; its body, if it is one of [`RunCursor::rows_at_hand`].
     #[inline]
     pub fn spot(&self, row: usize) -> Option<Spot<'_>> {
         Spot::new(&self.page.as_ref()?.layout, self.image(), &self.joined, row)
@@ -140,14 +151,14 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             return self.leave();
         }
         self.load(run, source, 0, false)?;
-        self.stand(0)
+        self.stand(run, source, 0)
     }
 
     /// To the newest version of the last key.
     pub fn last<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         let Some(index) = run.shape.data_pages.checked_sub(1) else { return self.leave() };
         self.load(run, source, index, false)?;
-        self.stand_last()?;
+        self.stand_last(run, source)?;
         self.back_to_newest(run, source)
     }
 
@@ -159,7 +170,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let slot = self.lower_bound(run, source, left_at(run, key))?;
         let page = self.loaded()?;
         if slot < page.layout.rows() {
-            return self.stand(slot);
+            return self.stand(run, source, slot);
         }
         self.next_page(run, source, page.index)
     }
@@ -181,7 +192,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
                         && self.suffix_of_key(&page) != wanted
                 })
             {
-                self.stand(next)?;
+                self.stand(run, source, next)?;
                 return if forward { Ok(true) } else { self.back_to_newest(run, source) };
             }
         }
@@ -211,13 +222,13 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let slot = self.lower_bound(run, source, key)?;
         let page = self.loaded()?;
         if slot < page.layout.rows() {
-            self.stand(slot)?;
+            self.stand(run, source, slot)?;
             if included && self.key == key {
                 return Ok(true);
             }
         }
         if slot > 0 {
-            self.stand(slot - 1)?;
+            self.stand(run, source, slot - 1)?;
         } else if !self.prev_page(run, source, page.index)? {
             return Ok(false);
         }
@@ -235,7 +246,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         }
         let page = self.loaded()?;
         if self.slot + 1 < page.layout.rows() {
-            return self.stand(self.slot + 1);
+            return self.stand(run, source, self.slot + 1);
         }
         self.next_page(run, source, page.index)
     }
@@ -248,7 +259,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let page = self.loaded()?;
         if self.slot + 1 < page.layout.rows() {
             let same = page.layout.is_same_key(self.image(), self.slot, self.slot + 1)?;
-            return if same { self.stand(self.slot + 1) } else { Ok(false) };
+            return if same { self.stand(run, source, self.slot + 1) } else { Ok(false) };
         }
         if !page.continued {
             return Ok(false);
@@ -262,7 +273,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             return Ok(false);
         }
         if self.slot > 0 {
-            self.stand(self.slot - 1)?;
+            self.stand(run, source, self.slot - 1)?;
         } else {
             let page = self.loaded()?;
             self.prev_page(run, source, page.index)?;
@@ -283,7 +294,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             while slot + 1 < page.layout.rows() {
                 slot += 1;
                 if once || !page.layout.is_same_key(self.image(), slot - 1, slot)? {
-                    return self.stand(slot);
+                    return self.stand(run, source, slot);
                 }
             }
             if !self.next_page(run, source, page.index)? || !self.loaded()?.continues {
@@ -291,6 +302,20 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             }
         }
         Ok(self.valid)
+    }
+
+    /// To the newest version of the first key behind that of this row of the page at hand.
+    pub fn next_key_after<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, slot: usize) -> Result<bool> {
+        self.valid = false;
+        let layout = self.loaded()?.layout;
+        let (mut key, mut prefixed) = (std::mem::take(&mut self.key), self.prefixed);
+        let named = layout
+            .suffix(self.image(), slot)
+            .map(|suffix| name(&mut key, &mut prefixed, layout.prefix(self.image()), suffix));
+        (self.key, self.prefixed) = (key, prefixed);
+        named?;
+        (self.valid, self.slot) = (true, slot);
+        self.next_key(run, source)
     }
 
     /// To the newest version of the key before.
@@ -310,7 +335,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
                 slot -= 1;
             }
             if slot != self.slot {
-                self.stand(slot)?;
+                self.stand(run, source, slot)?;
             }
             if slot > 0 || !page.continues {
                 break;
@@ -355,7 +380,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             return self.leave();
         }
         self.enter(run, source, next, false)?;
-        self.stand(0)
+        self.stand(run, source, 0)
     }
 
     fn prev_page<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, index: u32) -> Result<bool> {
@@ -363,7 +388,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             return self.leave();
         };
         self.enter(run, source, before, true)?;
-        self.stand_last()
+        self.stand_last(run, source)
     }
 
     /// Where a walk with [`RunCursor::seek`] (forwards) or its like (backwards) from `key` begins: asks for that page, and for `more`,
@@ -419,14 +444,39 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         self.load(run, source, index, self.ahead.is_left_to_system())
     }
 
-    fn stand_last(&mut self) -> Result<bool> {
+    fn stand_last<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<bool> {
         let rows = self.loaded()?.layout.rows();
-        self.stand(rows.saturating_sub(1))
+        self.stand(run, source, rows.saturating_sub(1))
     }
 
     /// Stands at a row of the page at hand.
     #[inline]
-    pub fn stand(&mut self, slot: usize) -> Result<bool> {
+    pub fn stand<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S, slot: usize) -> Result<bool> {
+        self.valid = false;
+        if self.loaded()?.layout.is_cut(self.image(), slot) {
+            self.join(run, source)?;
+        }
+        self.stand_on(slot)
+    }
+
+    /// Puts the last row of the page at hand together, if it is cut.
+    pub fn join<S: PageSource<Held = P>>(&mut self, run: &Run<'_>, source: &S) -> Result<()> {
+        let Loaded { index, layout, missing, .. } = self.loaded()?;
+        if missing == 0 || self.is_joined {
+            return Ok(());
+        }
+        let mut joined = std::mem::take(&mut self.joined);
+        let part = Image { bytes: self.image(), missing, flags: 0 };
+        let result = run.join(source, index, &layout, part, self.ahead.is_left_to_system(), &mut joined);
+        self.joined = joined;
+        self.pages_read += 1;
+        self.is_joined = result.is_ok();
+        result
+    }
+
+    /// Stands at a row of the page at hand that is not cut, or has been put together.
+    #[inline]
+    fn stand_on(&mut self, slot: usize) -> Result<bool> {
         let Some(page) = &self.page else { return Err(Error::structure("a run's cursor has no page")) };
         self.valid = false;
         let image = match &self.held {
@@ -436,8 +486,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let cut = page.layout.is_cut(image, slot);
         let (suffix, head, body) =
             if cut { page.layout.joined_row(image, &self.joined)? } else { page.layout.row(image, slot)? };
-        self.key.truncate(page.layout.prefix(image).len());
-        self.key.extend_from_slice(suffix);
+        name(&mut self.key, &mut self.prefixed, page.layout.prefix(image), suffix);
         self.head = head;
         let from = if cut { self.joined.as_ptr() } else { image.as_ptr() };
         let start = body.as_ptr() as usize - from as usize;
@@ -459,13 +508,7 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let part = image(&page, no, seq, &mut self.unpacked)?;
         let (flags, missing) = (part.flags, part.missing);
         let layout = Layout::parse(no, part.bytes, part.missing)?;
-        if missing > 0 {
-            self.pages_read += 1;
-            run.join(source, index, &layout, part, in_order, &mut self.joined)?;
-        }
-        // Who comes again after a failure goes on from the key that there was.
-        self.key.clear();
-        self.key.extend_from_slice(layout.prefix(part.bytes));
+        (self.is_joined, self.prefixed) = (false, false);
         let compressed = flags & COMPRESSED != 0;
         let start = if compressed { 0 } else { page.contents().len() - part.bytes.len() };
         if !compressed {
@@ -556,6 +599,19 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
             (index, level) = (child, Some(fence.level));
         }
     }
+}
+
+/// Makes the key of a row of the page at hand. Until then it is the one there was: who comes again after a failure goes on from that.
+#[inline]
+fn name(key: &mut Vec<u8>, prefixed: &mut bool, prefix: &[u8], suffix: &[u8]) {
+    if *prefixed {
+        key.truncate(prefix.len());
+    } else {
+        key.clear();
+        key.extend_from_slice(prefix);
+        *prefixed = true;
+    }
+    key.extend_from_slice(suffix);
 }
 
 /// Where a seek to `key` begins in what is left of the run.

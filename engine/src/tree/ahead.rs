@@ -46,6 +46,8 @@ pub(super) struct Lane {
     /// The first row that was in no stretch yet.
     next: usize,
     rows: usize,
+    /// So many of them can be taken: but for the last, if that has not been put together.
+    at_hand: usize,
     /// The data page of which the rest tells.
     page: Option<u32>,
     /// No row on the page is a tombstone or a pointer.
@@ -120,8 +122,9 @@ impl<H: Host> Sources<H> {
         let Sources { sources, heap, lanes, .. } = self;
         for entry in heap.iter() {
             match (sources.get_mut(entry.source), lanes.get_mut(entry.source)) {
-                (Some(Source::Run { cursor, .. }), Some(lane)) if lane.moved => {
-                    cursor.stand(lane.next)?;
+                (Some(Source::Run { at, cursor, .. }), Some(lane)) if lane.moved => {
+                    let Some(desc) = view.runs.get(*at) else { continue };
+                    cursor.stand(&desc.run(), &Pages(&tree.host), lane.next)?;
                     lane.moved = false;
                 }
                 _ => {}
@@ -153,8 +156,7 @@ impl<H: Host> Sources<H> {
             moved |= lane.moved;
             if lane.has_ended() {
                 let Some(desc) = view.runs.get(*at) else { continue };
-                cursor.stand(lane.rows.saturating_sub(1))?;
-                cursor.next_key(&desc.run(), &Pages(&tree.host))?;
+                cursor.next_key_after(&desc.run(), &Pages(&tree.host), lane.rows.saturating_sub(1))?;
                 (lane.moved, lane.page) = (false, None);
                 entry.word = words.word(cursor.key());
             } else if lane.moved {
@@ -177,7 +179,8 @@ impl<H: Host> Sources<H> {
             let open = self.is_open(view, sees_below, entry.source);
             let Some(lane) = self.lanes.get_mut(entry.source) else { continue };
             lane.open = false;
-            let (true, Some(Source::Run { at, cursor, .. })) = (open, self.sources.get(entry.source)) else { continue };
+            let source = self.sources.get_mut(entry.source);
+            let (true, Some(Source::Run { at, cursor, .. })) = (open, source) else { continue };
             let Some((index, layout, image, row)) = cursor.window() else { continue };
             let Some(desc) = view.runs.get(*at) else { continue };
             if lane.page != Some(index) {
@@ -190,6 +193,10 @@ impl<H: Host> Sources<H> {
             if !lane.moved {
                 lane.next = row;
             }
+            if lane.next + 1 >= lane.rows || self.heap.len() == 1 {
+                cursor.join(&desc.run(), &Pages(&tree.host))?;
+            }
+            lane.at_hand = cursor.rows_at_hand();
             lane.once = desc.shape.has_each_key_once();
             lane.open = true;
         }
@@ -245,8 +252,8 @@ impl Lane {
         let Some((_, layout, image, _)) = cursor.window() else { return Ok(()) };
         if self.once && self.plain {
             let source = number as u16;
-            found.extend((self.next..self.rows).map(|row| Found { source, row: row as u16 }));
-            (self.moved, self.next) = (true, self.rows);
+            found.extend((self.next..self.at_hand).map(|row| Found { source, row: row as u16 }));
+            (self.moved, self.next) = (true, self.at_hand);
         }
         while self.next < self.rows && self.take((layout, image), number, found) {
             self.next += 1;
@@ -257,11 +264,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes the row at `next`. False: its body is elsewhere.
+    /// Takes the row at `next`. False: its body is elsewhere, or not at hand.
     #[inline]
     fn take(&mut self, (layout, image): (&Layout, &[u8]), source: usize, found: &mut Vec<Found>) -> bool {
         let flags = if self.plain { Flags::default() } else { layout.flags(image, self.next) };
-        if flags.has(Flags::POINTER) {
+        if flags.has(Flags::POINTER) || self.next >= self.at_hand {
             return false;
         }
         self.moved = true;
