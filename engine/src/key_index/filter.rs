@@ -13,6 +13,8 @@
 //! - Bits are never cleared: what was removed is forgotten with the filter.
 //!
 //! A small index has none, nor does one for whose filter there is no room: it is part of the index's budget, and made of what may grow.
+//! Keys come first: a filter gives way to them. But where keys have had to go, others will, and the filter stays: of most keys that are
+//! looked for then the index does not know, and what a filter takes is little beside what is gone.
 
 use super::leaf::DEAD;
 use super::sweep::SweepCursor;
@@ -27,7 +29,7 @@ use loosekv_shm::{epoch, reserve_growth, Full, Needs, RawLatch};
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// An index of fewer keys has no filter.
 const FEWEST_KEYS: u64 = if cfg!(test) { 64 } else { 1 << 14 };
@@ -35,6 +37,8 @@ const FEWEST_KEYS: u64 = if cfg!(test) { 64 } else { 1 << 14 };
 const BITS_A_KEY: u64 = 6;
 /// For so many times the keys that there are a filter is begun.
 const GROWTH: u64 = 4;
+/// The same where keys have had to go: the index stays about as large.
+const GROWTH_IF_SHORT: u64 = 2;
 /// One that has become this small gives its filters back.
 const TOO_FEW_KEYS: u64 = FEWEST_KEYS / 4;
 /// A filter for so many times the keys that are left gives its memory back.
@@ -154,6 +158,8 @@ pub(super) struct KeyFilters {
     filling: AtomicPtr<KeyFilter>,
     /// There was no room for another one: it is tried again when there are so many keys. Changed under the latch.
     again: AtomicU64,
+    /// Keys have had to go for want of room. Changed under the latch.
+    short: AtomicBool,
 }
 
 impl KeyFilters {
@@ -191,6 +197,11 @@ impl KeyFilters {
         }
     }
 
+    /// Whether the filter stays where there is no room for other keys than those that there are.
+    pub(super) fn stay(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
+    }
+
     /// Is there something to do, for an index with so many keys? The latch is held.
     pub(super) fn wanting(&self, keys: u64) -> bool {
         if !self.filling.load(Ordering::Relaxed).is_null() {
@@ -222,6 +233,13 @@ impl<L: RawLatch> KeyIndex<L> {
     pub(super) fn wants_filter(&self) -> bool {
         let _held = self.latch.write();
         self.filters.wanting(self.len() as u64)
+    }
+
+    /// Keys have gone for want of room, and have left some: the filter stays from now on.
+    pub fn keys_had_to_go(&self) {
+        let _held = self.latch.write();
+        self.filters.short.store(true, Ordering::Relaxed);
+        self.filters.again.store(0, Ordering::Relaxed);
     }
 
     /// Fills the filter that is being filled to the end, and brings the guide up to date: many keys have come, and others may not
@@ -260,7 +278,8 @@ impl<L: RawLatch> KeyIndex<L> {
             return self.give_up_used(budget);
         }
         if filling.load(Ordering::Relaxed).is_null() {
-            let made = KeyFilter::new(GROWTH * keys).ok();
+            let growth = if self.filters.stay() { GROWTH_IF_SHORT } else { GROWTH };
+            let made = KeyFilter::new(growth * keys).ok();
             let _held = self.latch.write();
             if filling.load(Ordering::Relaxed).is_null() && self.filters.wanting(self.len() as u64) {
                 self.begin_filter(made, budget);
@@ -285,7 +304,8 @@ impl<L: RawLatch> KeyIndex<L> {
     /// The latch is held.
     fn begin_filter(&self, made: Option<Box<KeyFilter>>, budget: &Budget) {
         let (used, limit) = (budget.used.load(Ordering::Relaxed), budget.limit.load(Ordering::Relaxed));
-        match made.filter(|made| made.bytes() <= limit.saturating_sub(used) / SHARE) {
+        let share = if self.filters.stay() { 1 } else { SHARE };
+        match made.filter(|made| made.bytes() <= limit.saturating_sub(used) / share) {
             Some(made) => {
                 self.account(budget, made.bytes(), 0);
                 self.filters.again.store(0, Ordering::Relaxed);

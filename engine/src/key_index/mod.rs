@@ -68,6 +68,8 @@ use std::ops::Bound;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+/// So many keys tell how large others are.
+const KNOWN_FROM: u64 = if cfg!(test) { 64 } else { 1 << 12 };
 const TOMBSTONE: u32 = 1 << 31;
 /// L0 ids from here on can not be indexed: with a tombstone's bit this one would be the dead mark.
 const L0_END: u32 = TOMBSTONE - 1;
@@ -163,6 +165,14 @@ impl<L: RawLatch> KeyIndex<L> {
     /// Bytes of all leaves, entries of the directory, filters and guides, as accounted in the budget.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// About so many bytes so many more keys would take, by what those take that there are; 0: nothing is known yet.
+    pub fn bytes_for(&self, keys: u64) -> u64 {
+        match self.len() as u64 {
+            0..KNOWN_FROM => 0,
+            known => keys.saturating_mul(self.bytes()) / known,
+        }
     }
 
     pub fn get(&self, key: &[u8]) -> Option<IndexEntry> {

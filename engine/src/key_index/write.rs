@@ -126,7 +126,7 @@ impl<L: RawLatch> KeyIndex<L> {
                     match self.put_into_leaf(rest, most, budget, &change, &mut plan, &mut inserted) {
                         Ok(step) => break step,
                         Err(refused) if refused.new > 1 => most = refused.new / 2,
-                        Err(refused) if refused.new == 1 && self.make_room(budget) => {}
+                        Err(refused) if refused.new == 1 && self.make_room(ahead, budget) => {}
                         Err(refused) => {
                             let limit = budget.limit.load(Ordering::Relaxed);
                             return Err(Full { limit, done: done + refused.before });
@@ -148,9 +148,12 @@ impl<L: RawLatch> KeyIndex<L> {
     }
 
     /// Keys need the room that the filter and the guide have. False: there was none to give. The latch is held.
-    fn make_room(&self, budget: &Budget) -> bool {
+    fn make_room(&self, ahead: Ahead, budget: &Budget) -> bool {
         let before = self.bytes();
-        self.give_up_filters(budget);
+        // Keys of a run that is tried in vain go again; but it may be the last one that the index lacks.
+        if !self.filters.stay() || ahead == Ahead::Others {
+            self.give_up_filters(budget);
+        }
         self.give_up_guide(budget);
         self.bytes() < before
     }

@@ -251,6 +251,11 @@ impl Memtable {
         keys.for_each(|key| self.guides.prefetch_next(&self.list, key));
     }
 
+    /// Begins to fetch what looking up these keys will look at.
+    pub fn prefetch_newest<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+        self.by_key.prefetch(&self.list, keys);
+    }
+
     /// Brings a splice of `key` up to date with what was linked since; cheap when little was. Returns the newest row
     /// id.
     pub fn refresh(&self, splice: &mut Splice<'_>, key: &[u8]) -> Option<RowId> {

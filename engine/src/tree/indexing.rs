@@ -25,6 +25,8 @@ use std::sync::atomic::{
 
 /// This part of the index, or a little more, goes at once when there is no room.
 const EVICTED_PART: u64 = if cfg!(test) { 24 } else { 8 };
+/// While a table is written to, a run comes into the index only if it leaves this part of the room to what will be flushed.
+const LEFT_TO_WRITERS: u64 = EVICTED_PART;
 /// Entries looked at in one go of a sweep.
 const SWEEP: usize = if cfg!(test) { 16 } else { 1024 };
 
@@ -150,6 +152,9 @@ impl<H: Host> Tree<'_, H> {
         while !sweep.is_done() {
             gone += self.shared.index.sweep_below(floor, &mut sweep, SWEEP, &self.host.budgets().key_index);
         }
+        if gone > 0 {
+            self.shared.index.keys_had_to_go();
+        }
         gone
     }
 
@@ -213,7 +218,11 @@ impl<H: Host> Shared<H> {
     pub fn run_to_index(&self, view: &SuperVersion, budget: &Budget) -> Option<usize> {
         let at = view.first_unindexed(view.indexed_from);
         let desc = view.runs.get(at)?;
-        (!budget.is_full() && !self.misfit.still(desc.last_l0, room_in(budget))).then_some(at)
+        let room = room_in(budget);
+        // What is flushed next would take it out again.
+        let left = (budget.used.load(Relaxed) + room) / LEFT_TO_WRITERS;
+        let fits = self.at_rest.load(Relaxed) || self.index.bytes_for(desc.shape.keys) + left <= room;
+        (!budget.is_full() && fits && !self.misfit.still(desc.last_l0, room)).then_some(at)
     }
 }
 

@@ -9,10 +9,12 @@
 //! row-id order (I2 follows, for a rotation waits for all appenders).
 
 use crate::error::{Consumer, Error, Result};
+use crate::filter::key_hash;
 use crate::host::Host;
 use crate::memtable::{Room, Splice};
 use crate::mutation::{on, Mutation::I2ExpectationIgnored};
 use crate::row::encode_record;
+use crate::tree::read::Pages;
 use crate::tree::shared::{Shared, STRIPES};
 use crate::tree::version::{Edit, SuperVersion};
 use crate::tree::{Appended, NewRow, Observed, Tree};
@@ -69,9 +71,21 @@ impl<H: Host> Tree<'_, H> {
         })
     }
 
-    /// Tells that these keys are about to be looked up and appended: much of what that waits for is fetched beforehand.
+    /// Tells that these keys are about to be appended: much of what that waits for is fetched beforehand.
     pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
         self.pin().active().table.prefetch(keys);
+    }
+
+    /// As [`Tree::prefetch`], for keys that are about to be looked up before, of which most are new.
+    pub fn prefetch_new<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
+        let view = self.pin();
+        view.active().table.prefetch(keys.clone());
+        view.frozen.iter().for_each(|generation| generation.table.prefetch_newest(keys.clone()));
+        // A search of the runs begins with that of which the index knows nothing, and fetches what it wants of the others itself.
+        if let Some(desc) = view.runs.get(self.shared.first_unindexed(&view)) {
+            let (run, pages) = (desc.run(), Pages(&self.host));
+            keys.for_each(|key| run.touch_filter(&pages, key_hash(key)));
+        }
     }
 
     /// Whether the newest version of the key is still the one that was observed. False also when only another look-up can
@@ -95,10 +109,9 @@ impl<H: Host> Tree<'_, H> {
         let count = match rows {
             [row] => usize::from(holds(row)),
             _ => {
-                let first_of_key = |at: usize, row: &NewRow<'_>| !rows.iter().take(at).any(|e| e.key == row.key);
-                let fit =
-                    |(at, row): &(usize, &NewRow<'_>)| holds(row) && (row.expect.is_none() || first_of_key(*at, row));
-                rows.iter().enumerate().take_while(fit).count()
+                let mut earlier = Earlier::default();
+                let mut fits = |at, row| holds(row) && earlier.allow(rows, at, row);
+                rows.iter().enumerate().take_while(|(at, row)| fits(*at, row)).count()
             }
         };
         self.append_checked(&view, rows.get(..count).unwrap_or_default(), records)
@@ -291,6 +304,28 @@ impl<'s, H: Host> Stripes<'s, H> {
             }
         }
         stripes
+    }
+}
+
+/// Which of the rows before one may have its key: those of its stripe.
+struct Earlier([u64; STRIPES]);
+
+impl Default for Earlier {
+    fn default() -> Earlier {
+        Earlier([0; STRIPES])
+    }
+}
+
+impl Earlier {
+    /// Whether none of the rows before has the key of this one, if it has an expectation. Where one has, they are not many.
+    fn allow(&mut self, rows: &[NewRow<'_>], at: usize, row: &NewRow<'_>) -> bool {
+        let (Some(before), Some(bit)) = (self.0.get_mut(stripe_of(row.key)), 1u64.checked_shl(at as u32)) else {
+            return row.expect.is_none();
+        };
+        let mut alike = bits_of(*before).filter_map(|at| rows.get(at));
+        let allowed = row.expect.is_none() || alike.all(|earlier| earlier.key != row.key);
+        *before |= bit;
+        allowed
     }
 }
 

@@ -13,6 +13,8 @@ use loosekv_engine::types::PAGE_SIZE;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 
+/// Pages whose places are the same push each other out.
+const PER_BUFFER: usize = 4;
 /// One read in so many is left to the buffer manager.
 const LONG_WAY_EACH: u32 = 8;
 /// Pages that the clock would soon take for unused are left to it, too (the count ends at 5).
@@ -36,7 +38,8 @@ impl Whereabouts {
     /// So many entries are wanted for the server's buffers.
     pub fn wanted() -> usize {
         // SAFETY: set before shared memory is asked for.
-        usize::try_from(unsafe { pg_sys::NBuffers }).unwrap_or(0).next_power_of_two()
+        let buffers = usize::try_from(unsafe { pg_sys::NBuffers }).unwrap_or(0);
+        (PER_BUFFER * buffers).next_power_of_two()
     }
 
     /// # Safety

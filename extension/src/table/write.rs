@@ -161,7 +161,7 @@ pub fn insert_many(
         // No more than are appended at once: the rest would have to be looked up again.
         let next = drafts.iter().skip(from).take(MOST_STRIPED);
         let mut rows = Vec::with_capacity(next.len());
-        open.tree.prefetch(next.clone().map(|draft| draft.key.as_slice()));
+        open.tree.prefetch_new(next.clone().map(|draft| draft.key.as_slice()));
         for draft in next {
             let (mut incarnation, mut expect) = (0, None);
             if open.info.is_keyed() {

@@ -350,6 +350,35 @@ fn a_run_that_does_not_fit_the_index_is_tried_once() {
     assert!(tree.shared().coverage().complete);
 }
 
+/// A run that would leave little room in the index waits while flushes want it, and comes in at rest.
+#[test]
+fn a_run_is_indexed_while_others_are_written_only_if_these_have_room() {
+    let run = calm();
+    let tree = run.tree();
+    let (budget, at_rest) = (&run.host.budgets.key_index, &tree.shared().at_rest);
+    let flush = |writer: u64, from: u32, count: u32| {
+        let name = |n: u32| n.wrapping_mul(2_654_435_761).to_be_bytes();
+        let names: Vec<_> = (from..from + count).map(name).collect();
+        let rows: Vec<_> = names.iter().map(|name| (name.as_slice(), Some(b"v".as_slice()))).collect();
+        run.flush(writer, &rows);
+    };
+    flush(1, 0, 400);
+    flush(2, 400, 200);
+    let needed = budget.used.load(Relaxed) - tree.shared().index.filter_bytes();
+    budget.limit.store(needed, Relaxed);
+    flush(3, 600, 100);
+    assert_eq!(tree.shared().coverage().from, L0Id(2));
+    let wanted = || tree.shared().run_to_index(&tree.pin(), budget).is_some();
+    budget.limit.store(needed * 5 / 4, Relaxed);
+    assert!(!wanted());
+    at_rest.store(true, Relaxed);
+    assert!(wanted());
+    at_rest.store(false, Relaxed);
+    budget.limit.store(needed * 2, Relaxed);
+    assert!(wanted() && tree.rebuild_index().unwrap());
+    assert!(tree.shared().coverage().complete);
+}
+
 /// Keys in order, a row of each.
 fn numbered(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|n| n.to_be_bytes().to_vec()).collect()
