@@ -235,11 +235,18 @@ impl<L: RawLatch> KeyIndex<L> {
         self.filters.wanting(self.len() as u64)
     }
 
-    /// Keys have gone for want of room, and have left some: the filter stays from now on.
+    /// Keys have gone for want of room, and have left some: the filter and the guide stay from now on.
     pub fn keys_had_to_go(&self) {
         let _held = self.latch.write();
         self.filters.short.store(true, Ordering::Relaxed);
         self.filters.again.store(0, Ordering::Relaxed);
+        self.guides.try_again();
+    }
+
+    /// No key is missing: they come before the filter and the guide again.
+    pub fn all_keys_fit(&self) {
+        let _held = self.latch.write();
+        self.filters.short.store(false, Ordering::Relaxed);
     }
 
     /// Fills the filter that is being filled to the end, and brings the guide up to date: many keys have come, and others may not
@@ -304,8 +311,9 @@ impl<L: RawLatch> KeyIndex<L> {
     /// The latch is held.
     fn begin_filter(&self, made: Option<Box<KeyFilter>>, budget: &Budget) {
         let (used, limit) = (budget.used.load(Ordering::Relaxed), budget.limit.load(Ordering::Relaxed));
-        let share = if self.filters.stay() { 1 } else { SHARE };
-        match made.filter(|made| made.bytes() <= limit.saturating_sub(used) / share) {
+        let left = limit.saturating_sub(used);
+        let room = if self.filters.stay() { left } else { left / SHARE };
+        match made.filter(|made| made.bytes() <= room) {
             Some(made) => {
                 self.account(budget, made.bytes(), 0);
                 self.filters.again.store(0, Ordering::Relaxed);

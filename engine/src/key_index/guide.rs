@@ -247,6 +247,11 @@ impl KeyGuides {
         }
     }
 
+    /// There is room again. The latch is held.
+    pub(super) fn try_again(&self) {
+        self.again.store(0, Ordering::Relaxed);
+    }
+
     /// Is there something to do, for a directory of so many entries, of which a part like this may have changed? The latch is held.
     fn wanting(&self, entries: usize, part: usize) -> bool {
         if !self.making.load(Ordering::Relaxed).is_null() {
@@ -297,7 +302,8 @@ impl<L: RawLatch> KeyIndex<L> {
             if !wanting() {
                 return;
             }
-            let room = budget.limit.load(Ordering::Relaxed).saturating_sub(budget.used.load(Ordering::Relaxed)) / SHARE;
+            let left = budget.limit.load(Ordering::Relaxed).saturating_sub(budget.used.load(Ordering::Relaxed));
+            let room = if self.filters.stay() { left } else { left / SHARE };
             match made.filter(|made| entries >= TOO_FEW && made.bytes() <= room) {
                 Some(made) => self.begin_guide(made, budget),
                 None => return self.do_without(entries, budget),

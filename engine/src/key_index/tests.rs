@@ -598,33 +598,34 @@ fn the_filter_grows_with_the_index() {
     }
 }
 
-/// Keys come before the filter. But where some have had to go, it stays as others come and go, unless that keeps a run outside.
+/// Keys come before the filter and the guide. But where some have had to go, these stay as others come and go, unless that keeps a run
+/// outside.
 #[test]
-fn the_filter_stays_where_keys_had_to_go() {
+fn filter_and_guide_stay_where_keys_had_to_go() {
     let (index, budget) = (Index::new(), plenty());
     let key = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
-    let raise = |n: u64| index.raise(&key(n), at(n / 2000, false), &budget);
-    (0..8000).for_each(|n| raise(n).expect("room"));
+    let raise = |n: u64| index.raise(&key(n), at(n / 20_000, false), &budget);
+    (0..80_000).for_each(|n| raise(n).expect("room"));
     budget.limit.store(used(&budget), Ordering::Relaxed);
-    let first = (8000..).find(|n| raise(*n).is_err()).expect("full");
-    assert!(index.filter_bytes() == 0 && first > 8000);
+    let first = (80_000..).find(|n| raise(*n).is_err()).expect("full");
+    assert!(index.filter_bytes() == 0 && index.guide_bytes() == 0 && first > 80_000);
     let mut n = first;
     for floor in 1..4 {
         index.sweep_below(L0Id(floor), &mut SweepCursor::new(), usize::MAX, &budget);
         index.keys_had_to_go();
         n = (n..).find(|n| raise(*n).is_err()).expect("full");
-        assert!(index.filter_bytes() > 0 && index.len() > 6000, "{} keys", index.len());
+        assert!(index.filter_bytes() > 0 && index.guide_bytes() > 0 && index.len() > 60_000, "{} keys", index.len());
         let _pin = epoch::pin();
         // SAFETY: pinned.
         let may_have = |n| unsafe { index.filters.look_for(&key(n)) }.is_none_or(|wanted| wanted.may_be_there());
-        assert!((2000 * floor..n).all(may_have));
+        assert!((20_000 * floor..n).all(may_have));
         let wrong = (n + 1..n + 2000).filter(|n| may_have(*n)).count();
         assert!(wrong < 300, "{wrong} of 2000 keys that are not there");
     }
     while index.raise_first(&[(&key(n), at(1, false))], &budget).is_ok() {
         n += 1;
     }
-    assert_eq!(index.filter_bytes(), 0);
+    assert_eq!((index.filter_bytes(), index.guide_bytes()), (0, 0));
 }
 
 /// Of all the keys, how many a guide leads to, and to no wrong leaf.

@@ -149,11 +149,12 @@ impl<L: RawLatch> KeyIndex<L> {
 
     /// Keys need the room that the filter and the guide have. False: there was none to give. The latch is held.
     fn make_room(&self, ahead: Ahead, budget: &Budget) -> bool {
-        let before = self.bytes();
-        // Keys of a run that is tried in vain go again; but it may be the last one that the index lacks.
-        if !self.filters.stay() || ahead == Ahead::Others {
-            self.give_up_filters(budget);
+        // A run that comes in may be the last one that the index lacks.
+        if self.filters.stay() && ahead == Ahead::Nothing {
+            return false;
         }
+        let before = self.bytes();
+        self.give_up_filters(budget);
         self.give_up_guide(budget);
         self.bytes() < before
     }

@@ -18,6 +18,7 @@ use crate::tree::shared::Shared;
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
 use crate::types::{L0Id, Writer};
+use std::ops::Range;
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -39,19 +40,19 @@ impl<H: Host> Tree<'_, H> {
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
             return Ok(false);
         }
+        let budget = &self.host.budgets().key_index;
+        let Some(mut at) = self.shared.run_to_index(&view, budget) else { return Ok(false) };
         let purged = self.shared.purged.load(SeqCst);
         if purged > 0 && !on(I5RebuildForgetsPurges) {
             // An older version must not get the entry of a tombstone that was purged: these runs come once more.
             self.leave_index(L0Id(purged + 1))?;
             self.shared.purged.store(0, SeqCst);
             view = self.pin().of_runs();
+            at = view.first_unindexed(view.indexed_from);
         }
-        let budget = &self.host.budgets().key_index;
-        let at = match self.shared.run_to_index(&view, budget) {
-            Some(_) if on(I14OldestFirst) => view.runs.len() - 1,
-            Some(at) => at,
-            None => return Ok(false),
-        };
+        if on(I14OldestFirst) {
+            at = view.runs.len() - 1;
+        }
         let evictions = self.shared.evictions.load(SeqCst);
         let Some(desc) = view.runs.get(at) else { return Ok(false) };
         let room = room_in(budget);
@@ -74,6 +75,9 @@ impl<H: Host> Tree<'_, H> {
                 false => now,
             }
         })?;
+        if self.shared.coverage().complete {
+            self.shared.index.all_keys_fit();
+        }
         self.pause(Pause::Rebuilt);
         Ok(claimed)
     }
@@ -219,10 +223,18 @@ impl<H: Host> Shared<H> {
         let at = view.first_unindexed(view.indexed_from);
         let desc = view.runs.get(at)?;
         let room = room_in(budget);
-        // What is flushed next would take it out again.
-        let left = (budget.used.load(Relaxed) + room) / LEFT_TO_WRITERS;
-        let fits = self.at_rest.load(Relaxed) || self.index.bytes_for(desc.shape.keys) + left <= room;
+        let fits = self.at_rest.load(Relaxed) || self.leaves_room(view, at, room);
         (!budget.is_full() && fits && !self.misfit.still(desc.last_l0, room)).then_some(at)
+    }
+
+    /// Whether the keys of the run at this place would leave some room to what is flushed next, which would take them out again otherwise.
+    fn leaves_room(&self, view: &SuperVersion, at: usize, room: u64) -> bool {
+        let keys = |runs: Range<usize>| view.runs.get(runs).unwrap_or_default().iter().map(|run| run.shape.keys).sum();
+        // It may have been made of runs that were covered, and then many of its keys are there.
+        let there = (self.index.len() as u64).saturating_sub(keys(0..at));
+        let missing = u64::saturating_sub(keys(at..at + 1), there);
+        let more = self.index.bytes_for(missing);
+        more == 0 || more + (self.index.bytes() + more) / LEFT_TO_WRITERS <= room
     }
 }
 
