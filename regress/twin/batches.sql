@@ -136,3 +136,47 @@ COMMIT;
 DELETE FROM b WHERE v = 'serial';
 INSERT INTO b SELECT 300000 + i, 'again' FROM generate_series(1, 100) i;
 SELECT v, count(*) FROM b WHERE k > 300000 AND k < 400000 GROUP BY v;
+-- of several errors the first row's comes first
+CREATE TABLE first (k int PRIMARY KEY, v int CHECK (v < 100));
+INSERT INTO first VALUES (3, 0);
+\set VERBOSITY sqlstate
+INSERT INTO first VALUES (3, 1), (4, 1000);
+INSERT INTO first VALUES (4, 1000), (3, 1);
+INSERT INTO first VALUES (3, 1), (NULL, 1);
+INSERT INTO first VALUES (5, 1), (5, 1), (6, 1000);
+INSERT INTO first SELECT i, 1 / (5 - i) FROM generate_series(3, 10) i;
+INSERT INTO first SELECT i, 1 / (5 - i) FROM generate_series(4, 10) i;
+INSERT INTO first SELECT i, 1 / (105 - i) FROM generate_series(101, 110) i;
+CREATE FUNCTION refuses(i int) RETURNS int LANGUAGE plpgsql AS $$ BEGIN IF i = 7 THEN RAISE EXCEPTION 'no' USING ERRCODE = 'U0001'; END IF; RETURN i; END $$;
+INSERT INTO first SELECT refuses(i), 1 FROM generate_series(3, 10) i;
+INSERT INTO first SELECT refuses(i), 1 FROM generate_series(4, 10) i;
+\set VERBOSITY default
+INSERT INTO first VALUES (3, 1), (4, 1000);
+DO $$ DECLARE name text; state text; BEGIN
+    INSERT INTO first VALUES (3, 1), (4, 1000);
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS name = CONSTRAINT_NAME, state = RETURNED_SQLSTATE;
+    RAISE NOTICE '% %', name, state;
+END $$;
+DO $$ DECLARE name text; state text; BEGIN
+    INSERT INTO first VALUES (4, 1), (5, 1000);
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS name = CONSTRAINT_NAME, state = RETURNED_SQLSTATE;
+    RAISE NOTICE '% %', name, state;
+END $$;
+DO $$ BEGIN
+    FOR i IN 1..3 LOOP
+        BEGIN
+            INSERT INTO first VALUES (20 + i, i), (3, 1), (4, 1000);
+        EXCEPTION WHEN unique_violation THEN
+            INSERT INTO first VALUES (30 + i, i), (40 + i, i);
+        END;
+    END LOOP;
+END $$;
+SELECT * FROM first ORDER BY k;
+-- the row that is in the way goes while the statement runs: too late
+CREATE FUNCTION makes_way(i int) RETURNS int LANGUAGE plpgsql AS $$ BEGIN IF i = 4 THEN DELETE FROM first WHERE k = 3; END IF; RETURN i; END $$;
+INSERT INTO first SELECT makes_way(i), 1 FROM generate_series(3, 5) i;
+INSERT INTO first SELECT makes_way(i), 1 FROM generate_series(4, 5) i;
+SELECT * FROM first ORDER BY k;
+DROP TABLE first;

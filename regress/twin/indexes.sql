@@ -65,8 +65,28 @@ INSERT INTO ex VALUES (3, '[4,6)');
 INSERT INTO ex VALUES (3, '[9,10)');
 UPDATE ex SET r = '[2,3)' WHERE k = 2;
 SELECT * FROM ex ORDER BY k;
--- what stands in secondary indexes is what stands in the tables
 CREATE EXTENSION amcheck;
+-- an index that is older than the key sees rows that are duplicates before the key does
+CREATE TABLE doubles (k int NOT NULL, v int);
+CREATE INDEX doubles_v ON doubles (v);
+ALTER TABLE doubles ADD PRIMARY KEY (k);
+INSERT INTO doubles VALUES (5, 0);
+DO $$ DECLARE file text := current_setting('data_directory') || '/doubles.txt'; BEGIN
+    EXECUTE format('COPY (VALUES (1000001, 7), (1000002, 7), (5, 7)) TO %L', file);
+    FOR i IN 1..2000 LOOP
+        BEGIN
+            EXECUTE format('COPY doubles FROM %L', file);
+        EXCEPTION WHEN unique_violation THEN NULL;
+        END;
+    END LOOP;
+END $$;
+SELECT bt_index_check('doubles_v');
+INSERT INTO doubles SELECT i, 7 FROM generate_series(100, 3000) i;
+SET enable_seqscan = off;
+SELECT count(*) FROM doubles WHERE v = 7;
+RESET enable_seqscan;
+VACUUM doubles;
+-- what stands in secondary indexes is what stands in the tables
 SELECT c.relname, bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam JOIN pg_index i ON i.indexrelid = c.oid
     WHERE a.amname = 'btree' AND c.relnamespace = 'public'::regnamespace AND NOT i.indisprimary ORDER BY c.relname;
 -- and VACUUM counts the rows for the key, too

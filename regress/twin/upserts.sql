@@ -165,3 +165,11 @@ BEGIN
     END LOOP;
 END $$;
 SELECT v, count(*) FROM m WHERE v LIKE 'round%' OR v = 'seen' GROUP BY v ORDER BY v;
+-- a statement of many rows takes no more memory than one of few
+CREATE TABLE many (k int PRIMARY KEY, v bigint);
+CREATE FUNCTION used() RETURNS bigint LANGUAGE sql VOLATILE AS $$ SELECT sum(total_bytes)::bigint FROM pg_backend_memory_contexts WHERE name = 'ExecutorState' $$;
+INSERT INTO many SELECT i, CASE WHEN i IN (10000, 60000) THEN used() END FROM generate_series(1, 60000) i ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+SELECT max(v) < min(v) + 1000000 FROM many;
+INSERT INTO many SELECT i, CASE WHEN i IN (10000, 60000) THEN used() END FROM generate_series(1, 60000) i ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+SELECT max(v) < min(v) + 1000000 FROM many;
+DROP TABLE many;

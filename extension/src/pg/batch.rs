@@ -12,7 +12,9 @@
 //! Nobody may ask for a row between the executor's insertion of it and the batch's: so the table has no trigger, no index but
 //! its key, and the statement returns nothing. The rows carry the (sub)transaction and command that inserted them. A row
 //! leaves the batch when it has been appended, not before: where a look from within the statement's own functions finds a
-//! duplicate, or fails, the rows stay, and the statement itself reports it, for nobody else may catch that error.
+//! duplicate, or fails, the rows stay, and the statement itself reports it, for nobody else may catch that error. What such a look
+//! has found to be a duplicate is one, even if the other row goes before the statement comes to report it. And where an error of
+//! another row ends the statement, those that wait are looked up: of several errors the first row's is the one.
 //!
 //! Rows that ON CONFLICT replaces ([`super::replacing`]) are locked when they are found, and stay so until their new versions are
 //! appended: nobody changes them meanwhile, so nothing can stand in the way of the append. The statement itself goes on to look
@@ -27,6 +29,7 @@ use crate::table::lock::MOST_GATHERED;
 use crate::table::write::{self, Draft, Replacing};
 use crate::table::{key_hash, unread, Open};
 use loosekv_engine::types::{Head, RowId, Writer};
+use pgrx::pg_guard;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{CmdType, NodeTag, QueryDesc, Relation, TupleTableSlot};
 use std::cell::{Cell, RefCell};
@@ -58,6 +61,8 @@ struct Batch {
     bytes: usize,
     /// The first `rows` of them; the others are room.
     drafts: Vec<Draft>,
+    /// The first of them has been found to be a duplicate.
+    doomed: bool,
     /// Where the statement replaces rows: what each of them replaces, and the hash of its key.
     replacing: Vec<Replacing>,
     hashes: Vec<u64>,
@@ -70,6 +75,7 @@ const EMPTY: Batch = Batch {
     rows: 0,
     bytes: 0,
     drafts: Vec::new(),
+    doomed: false,
     replacing: Vec::new(),
     hashes: Vec::new(),
 };
@@ -85,6 +91,13 @@ static WAITING: ProcessLocal<Cell<Relation>> = ProcessLocal::new(Cell::new(std::
 pub struct Targets {
     own: Target,
     outer: Target,
+}
+
+impl Targets {
+    /// Rows of the statement are gathered.
+    pub fn gathers(&self) -> bool {
+        !self.own.rel.is_null()
+    }
 }
 
 /// A statement begins to run; which rows it leaves unread is known.
@@ -194,7 +207,7 @@ pub unsafe fn keep(rel: Relation, slot: *mut TupleTableSlot) -> *mut Duplicate {
         BATCH.with_borrow_mut(|batch| {
             (batch.target, batch.writer) = (TARGET.get(), writer);
             batch.add(draft);
-            batch.rows == MOST_ROWS || batch.bytes >= MOST_BYTES
+            batch.rows == MOST_ROWS || batch.bytes >= MOST_BYTES || batch.doomed
         })
     };
     WAITING.set(rel);
@@ -257,6 +270,30 @@ pub fn earlier_duplicate(rel: Relation, command: pg_sys::CommandId) -> *mut Dupl
     }
 }
 
+/// An error has ended the statement: the first duplicate among its rows that wait, if there is one, which came before.
+///
+/// # Safety
+/// Called in the statement's own memory context and for its own resource owner.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn duplicate_that_waits(targets: &Targets) -> *mut Duplicate {
+    let own = targets.own;
+    // SAFETY: looks into this process's memory.
+    let level = unsafe { raw::GetCurrentTransactionNestLevel() };
+    let waits = std::ptr::eq(WAITING.get(), own.rel) && own.level == level && !own.replaces;
+    let Some(appending) = waits.then(Appending::take).flatten() else { return std::ptr::null_mut() };
+    let batch = &appending.batch;
+    if batch.target.command != own.command {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the statement has the relation open; the draft is a row of it.
+    unsafe {
+        let open = Open::with_rows_waiting(own.rel);
+        let drafts = &batch.drafts[..batch.rows];
+        let first = if batch.doomed { Some(0) } else { open.ok(write::first_duplicate(&open, drafts)) };
+        first.map_or(std::ptr::null_mut(), |at| table_am::duplicate_of_draft(&open, &drafts[at]))
+    }
+}
+
 /// Somebody wants to look into the table.
 #[inline]
 pub fn before_use(rel: Relation) {
@@ -295,12 +332,15 @@ fn append() -> *mut Duplicate {
 /// Appends rows up to the first duplicate. Returns the table if there is one.
 fn append_but_for_duplicates() -> Option<Open> {
     let appending = Appending::take()?;
-    let Appending { batch, appended } = &appending;
+    let Appending { batch, appended, doomed } = &appending;
     let target = batch.target;
     // Recovery learns of transaction ids from the WAL's records, which name the current subtransaction.
     xact::current_writer();
     // SAFETY: the statement has the relation open.
     let open = unsafe { Open::with_rows_waiting(target.rel) };
+    if batch.doomed {
+        return Some(open);
+    }
     let drafts = &batch.drafts[..batch.rows];
     if target.replaces {
         let done = |count| appended.set(count);
@@ -309,6 +349,7 @@ fn append_but_for_duplicates() -> Option<Open> {
     }
     let done = |at, _| appended.set(at + 1);
     open.ok(write::insert_many(&open, drafts, batch.writer, target.command, done))?;
+    doomed.set(true);
     Some(open)
 }
 
@@ -357,6 +398,8 @@ struct Appending {
     batch: Batch,
     /// How many of its rows are.
     appended: Cell<usize>,
+    /// The one after these is a duplicate.
+    doomed: Cell<bool>,
 }
 
 impl Appending {
@@ -364,7 +407,7 @@ impl Appending {
         if WAITING.replace(std::ptr::null_mut()).is_null() {
             return None;
         }
-        Some(Appending { batch: BATCH.replace(EMPTY), appended: Cell::new(0) })
+        Some(Appending { batch: BATCH.replace(EMPTY), appended: Cell::new(0), doomed: Cell::new(false) })
     }
 }
 
@@ -372,6 +415,7 @@ impl Drop for Appending {
     fn drop(&mut self) {
         let mut batch = std::mem::replace(&mut self.batch, EMPTY);
         batch.remove(self.appended.get());
+        batch.doomed |= self.doomed.get();
         if batch.rows > 0 {
             WAITING.set(batch.target.rel);
         }
@@ -385,7 +429,7 @@ pub fn rolled_back(level: i32) {
     TARGET.set(NOBODY);
     BATCH.with_borrow_mut(|batch| {
         if batch.target.level >= level {
-            (batch.rows, batch.bytes) = (0, 0);
+            (batch.rows, batch.bytes, batch.doomed) = (0, 0, false);
             batch.replacing.clear();
             batch.hashes.clear();
             WAITING.set(std::ptr::null_mut());

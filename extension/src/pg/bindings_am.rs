@@ -91,6 +91,9 @@ pub mod raw {
             once: bool,
         );
         pub fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
+        pub fn geterrcode() -> c_int;
+        pub fn FlushErrorState();
+        pub fn pg_re_throw() -> !;
         pub fn pg_plan_query(
             query: *mut pg_sys::Query,
             text: *const c_char,

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 #[repr(C)]
 pub struct Owned<T> {
     callback: pg_sys::MemoryContextCallback,
+    context: pg_sys::MemoryContext,
     value: *mut T,
 }
 
@@ -21,7 +22,8 @@ impl<T> Owned<T> {
             let owned = pg_sys::palloc0(size_of::<Owned<T>>()).cast::<Owned<T>>();
             (*owned).callback.func = Some(Owned::<T>::on_reset);
             (*owned).callback.arg = owned.cast();
-            pg_sys::MemoryContextRegisterResetCallback(pg_sys::CurrentMemoryContext, &raw mut (*owned).callback);
+            (*owned).context = pg_sys::CurrentMemoryContext;
+            pg_sys::MemoryContextRegisterResetCallback((*owned).context, &raw mut (*owned).callback);
             (*owned).value = Box::into_raw(Box::new(value));
             owned
         }
@@ -34,13 +36,25 @@ impl<T> Owned<T> {
         unsafe { &mut *(*owned).value }
     }
 
-    /// Drops the value now.
+    /// Drops the value now, and leaves nothing behind: a statement may scan once for each of its rows.
     ///
     /// # Safety
-    /// As for [`Owned::get`]; the value is not used afterwards. (The small rest goes with the context.)
+    /// As for [`Owned::get`]; it is not used afterwards.
     pub unsafe fn release(owned: *mut Owned<T>) {
-        // SAFETY: by the contract.
-        drop(unsafe { Owned::take(owned) });
+        // SAFETY: by the contract. The context is there as long as what was allocated in it, and its callbacks are a list, of which
+        // those that come last are the first.
+        unsafe {
+            drop(Owned::take(owned));
+            let callback = &raw mut (*owned).callback;
+            let mut at = &raw mut (*(*owned).context).reset_cbs;
+            while !(*at).is_null() && !std::ptr::eq(*at, callback) {
+                at = &raw mut (**at).next;
+            }
+            if !(*at).is_null() {
+                *at = (*callback).next;
+                pg_sys::pfree(owned.cast());
+            }
+        }
     }
 
     /// # Safety

@@ -406,6 +406,17 @@ pub fn add_whole(tag: Tag, mode: Mode, me: Writer) -> bool {
     })
 }
 
+/// Removes the entry that [`add_whole`] made last.
+pub fn give_back_whole(tag: &Tag, mode: Mode, me: Writer) {
+    in_wholes(|wholes, count| {
+        let is_it = |whole: &Whole| whole.tag.is_of_same_table(tag) && whole.writer == me.0 && whole.mode == mode;
+        if let Some(at) = wholes.iter().take(*count).rposition(is_it) {
+            wholes.copy_within(at + 1..*count, at);
+            *count -= 1;
+        }
+    });
+}
+
 /// Somebody else's entry for a row of the table that conflicts with this mode.
 pub fn conflicting_row(tag: &Tag, mode: Mode) -> Option<(Tag, Writer)> {
     (0..PARTITIONS)

@@ -13,6 +13,9 @@
 //! moves or ends, and nobody asks the slot for it after that.
 //!
 //! A row that a statement has left unread has its key, and a body of no attributes; who asks for others after all has it read.
+//!
+//! Values that were taken out stay where they are until the slot gets another row, or is materialized: the executor hands them on, and
+//! then asks for more attributes. So where a row is copied in between, the buffer with the values that its key gave back is put by.
 
 use crate::codec::datum::Arena;
 use crate::codec::header::{align_up, form, long_len, short_len, Form};
@@ -54,6 +57,8 @@ struct Slot {
     base: TupleTableSlot,
     buffer: *mut u8,
     capacity: usize,
+    /// The buffer that the row had before, or null.
+    put_by: *mut u8,
     /// From `Rc::into_raw`, or null: no row was stored yet.
     codec: *const TableCodec,
     /// The slot's descriptor is not the codec's (a rewrite reads rows under the old one): its own layout, from `Box::into_raw`.
@@ -131,6 +136,24 @@ pub unsafe fn store(slot: *mut TupleTableSlot, table: pg_sys::Oid, codec: &Rc<Ta
     }
 }
 
+/// As [`store`], for the row of which the slot has the key already: what was taken out of it stays where it is.
+///
+/// # Safety
+/// As there.
+pub unsafe fn complete(slot: *mut TupleTableSlot, table: pg_sys::Oid, codec: &Rc<TableCodec>, row: RowRef<'_>) {
+    // SAFETY: a slot with our callbacks is a `Slot`.
+    unsafe {
+        if !is_ours(slot) {
+            return store(slot, table, codec, row);
+        }
+        let ours = slot.cast::<Slot>();
+        (*ours).put_by();
+        let put_by = std::mem::replace(&mut (*ours).put_by, std::ptr::null_mut());
+        store(slot, table, codec, row);
+        (*ours).put_by = put_by;
+    }
+}
+
 /// Whether [`lend`] may be used: the slot is one of ours, and knows the rows of this table.
 ///
 /// # Safety
@@ -151,6 +174,7 @@ pub unsafe fn lend(slot: *mut TupleTableSlot, table: pg_sys::Oid, spot: Spot<'_>
     unsafe {
         let slot = &mut *slot.cast::<Slot>();
         let spot = std::mem::transmute::<Spot<'_>, Spot<'static>>(spot);
+        slot.forget_put_by();
         slot.lent = Some(spot);
         slot.row = spot.row_id();
         slot.hold_row();
@@ -210,6 +234,7 @@ impl Slot {
     unsafe fn store(&mut self, codec: &Rc<TableCodec>, row: RowRef<'_>) {
         // SAFETY: the buffer has been made large enough for all that is copied.
         unsafe {
+            self.forget_put_by();
             if !std::ptr::eq(self.codec, Rc::as_ptr(codec)) {
                 self.adopt(codec);
             }
@@ -234,6 +259,31 @@ impl Slot {
         (self.has_head, self.was_locked) = (true, false);
         self.base.tts_nvalid = 0;
         self.base.tts_flags &= !(pg_sys::TTS_FLAG_EMPTY as u16);
+    }
+
+    /// The same where what was taken out has to stay.
+    unsafe fn own_too(&mut self) {
+        self.put_by();
+        // SAFETY: the caller's promise.
+        unsafe { self.own() }
+    }
+
+    /// Leaves the values that the key gave back where they are, until the slot gets another row. The buffer is another one then.
+    fn put_by(&mut self) {
+        if self.key_decoded {
+            debug_assert!(self.put_by.is_null(), "a row is copied once");
+            self.put_by = std::mem::replace(&mut self.buffer, std::ptr::null_mut());
+            self.capacity = 0;
+        }
+    }
+
+    #[inline]
+    fn forget_put_by(&mut self) {
+        if !self.put_by.is_null() {
+            let put_by = std::mem::replace(&mut self.put_by, std::ptr::null_mut());
+            // SAFETY: it was allocated by `grow`, for this slot alone.
+            unsafe { pg_sys::pfree(put_by.cast()) };
+        }
     }
 
     /// Copies a lent row into the buffer. What was taken out of it has to be taken out once more.
@@ -322,7 +372,9 @@ impl Slot {
     }
 
     fn clear(&mut self) {
+        self.forget_put_by();
         self.lent = None;
+        self.key_decoded = false;
         self.holds_row = false;
         self.holds_values = false;
         self.has_head = false;
@@ -338,8 +390,9 @@ impl Slot {
         unsafe {
             let mut result = self.try_decode(upto);
             if self.lent.is_some() && result.is_err() {
-                self.own();
+                self.own_too();
                 result = self.try_decode(upto);
+                self.copies = result.is_ok();
             }
             match result {
                 Ok(()) => {}
@@ -373,6 +426,7 @@ impl Slot {
         // arrays have room for all attributes of its descriptor, to which the layout fits. The codec stands as long as it is adopted.
         unsafe {
             if self.copies
+                && !self.key_decoded
                 && self.lent.is_some_and(|spot| !(spot.body().as_ptr() as usize).is_multiple_of(MAX_ALIGN))
                 && self.fits()
             {
@@ -400,10 +454,10 @@ impl Slot {
         Ok(())
     }
 
-    /// Tries it once more with a copy of a row that is lent, if that needs no more room than there is. Raises nothing.
+    /// Tries it once more with a copy of a row that is lent, if that needs no other buffer. Raises nothing.
     #[cold]
     unsafe fn decode_copy(&mut self, upto: usize) -> bool {
-        if self.lent.is_none() || !self.fits() {
+        if self.lent.is_none() || self.key_decoded || !self.fits() {
             return false;
         }
         // SAFETY: as for `try_decode`; there is room.
@@ -635,6 +689,7 @@ unsafe extern "C-unwind" fn release(slot: *mut TupleTableSlot) {
     // SAFETY: PostgreSQL calls this on slots with our callbacks, as the last thing.
     let slot = unsafe { &mut *slot.cast::<Slot>() };
     slot.disown();
+    slot.forget_put_by();
     slot.free_buffer();
 }
 

@@ -40,7 +40,7 @@ pub unsafe fn read_unread(slot: *mut TupleTableSlot) {
         if !found {
             pgrx::error!("a row of table \"{}\" is not there any more", open.name());
         }
-        store(slot, &open, row.as_ref());
+        super::slot::complete(slot, open.relid(), &open.info.codec, row.as_ref());
         drop(open);
         pg_sys::table_close(rel, pg_sys::NoLock as i32);
     }

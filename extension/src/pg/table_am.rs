@@ -18,7 +18,7 @@ use loosekv_engine::types::{Flags, Head, RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{LockTupleMode, LockWaitPolicy, Relation, TM_FailureData, TM_Result, TupleTableSlot};
 use pgrx::prelude::*;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 static ROUTINE: pg_sys::TableAmRoutine = pg_sys::TableAmRoutine {
     type_: pg_sys::NodeTag::T_TableAmRoutine,
@@ -252,11 +252,21 @@ unsafe extern "C-unwind" fn multi_insert_guarded(
             }
             // The key's `aminsert` is shown the rows one after the other, when PostgreSQL knows the line of each.
             (*slots[duplicate]).tts_tableOid = open.relid();
-            (*slots[duplicate]).tts_tid = tid::limbo(duplicate as u64);
+            (*slots[duplicate]).tts_tid = nowhere();
         }
         raw::pgstat_count_heap_insert(rel, duplicate.unwrap_or(slots.len()) as i64);
         std::ptr::null_mut()
     }
+}
+
+/// A TID for a row that was not written for it is a duplicate. Other indexes may get to see it before the key does, and keep it until
+/// they are vacuumed: no other row may have had it. A transaction that such an entry is left of is not given its number again.
+fn nowhere() -> pg_sys::ItemPointerData {
+    const A_WRITER: u64 = 16;
+    static COUNT: ProcessLocal<Cell<u64>> = ProcessLocal::new(Cell::new(0));
+    let count = COUNT.get() + 1;
+    COUNT.set(count);
+    tid::limbo(xact::current_writer().0.wrapping_mul(A_WRITER) + count % A_WRITER)
 }
 
 #[pg_guard]
@@ -277,8 +287,7 @@ unsafe extern "C-unwind" fn insert_speculative(
                 Some(head) => slots::written(slot, &open, &head),
                 None => {
                     (*slot).tts_tableOid = open.relid();
-                    let salt = crate::table::key_hash(&drafts[0].key).wrapping_add(u64::from(cid));
-                    (*slot).tts_tid = tid::limbo(salt);
+                    (*slot).tts_tid = nowhere();
                 }
             }
         });

@@ -174,6 +174,8 @@ impl KeyLock {
         WHOLE.with_borrow_mut(|whole| whole.push(me));
         while let Some((tag, writer)) = row_locks::conflicting_row(&self.tag, mode) {
             if !self.wait(open, &tag, writer, policy) {
+                row_locks::give_back_whole(&self.tag, mode, me);
+                WHOLE.with_borrow_mut(Vec::pop);
                 return self.blocked(open, policy);
             }
         }

@@ -204,6 +204,25 @@ pub fn insert_many(
     Ok(None)
 }
 
+/// The first of some rows that are not inserted yet, and would be a duplicate; `None` also where another transaction would have to be
+/// waited for.
+pub fn first_duplicate(open: &Open, drafts: &[Draft]) -> Result<Option<usize>> {
+    if !open.info.is_keyed() {
+        return Ok(None);
+    }
+    for (at, draft) in drafts.iter().enumerate() {
+        if drafts.iter().take(at).any(|earlier| earlier.key == draft.key) {
+            return Ok(Some(at));
+        }
+        match mvcc::newest_head(open, &draft.key)?.0 {
+            Some(newest) if newest.standing == Standing::InProgress => return Ok(None),
+            Some(newest) if !newest.is_absent() => return Ok(Some(at)),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
 /// Inserts for ON CONFLICT. `None`: the key is taken, nothing was written.
 pub fn insert_speculative(open: &Open, draft: &Draft, command: u32) -> Result<Option<Head>> {
     let speculative = open.info.has_other_unique();

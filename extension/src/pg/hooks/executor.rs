@@ -12,6 +12,7 @@ use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
 use crate::pg::{batch, catalog, error, relam_mask, replacing};
 use crate::table::{recent, unread};
+use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
 use pgrx::prelude::*;
@@ -50,9 +51,13 @@ unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDi
     unsafe {
         let begun = before_run(query);
         let noting = recent::set_noting(comes_back(query));
-        match PREVIOUS_RUN {
+        let run = || match PREVIOUS_RUN {
             Some(previous) => previous(query, direction, count, once),
             None => raw::standard_ExecutorRun(query, direction, count, once),
+        };
+        match begun.targets.gathers() {
+            true => run_gathering(&begun.targets, run),
+            false => run(),
         }
         recent::set_noting(noting);
         let duplicate = after_run(begun);
@@ -60,6 +65,45 @@ unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDi
             error::raise_duplicate(duplicate);
         }
     }
+}
+
+/// Runs a statement whose rows are gathered. Where an error ends it, a row that came before may be a duplicate that nobody has looked
+/// for yet: then that is the error.
+unsafe fn run_gathering(targets: &batch::Targets, run: impl FnOnce()) {
+    // SAFETY: as PG_TRY does it, in a frame with nothing to drop.
+    unsafe {
+        let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+        let (stack, callbacks) = (pg_sys::PG_exception_stack, pg_sys::error_context_stack);
+        let failed = call_with_sigsetjmp(false, |place| {
+            pg_sys::PG_exception_stack = std::ptr::from_ref(place).cast_mut().cast();
+            run();
+            0
+        });
+        (pg_sys::PG_exception_stack, pg_sys::error_context_stack) = (stack, callbacks);
+        if failed == 0 {
+            return;
+        }
+        if is_of_a_row(raw::geterrcode()) {
+            let (error_context, its_owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+            (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) = (context, owner);
+            let duplicate = batch::duplicate_that_waits(targets);
+            if !duplicate.is_null() {
+                raw::FlushErrorState();
+                error::raise_duplicate(duplicate);
+            }
+            (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) = (error_context, its_owner);
+        }
+        raw::pg_re_throw()
+    }
+}
+
+/// Whether an error is of the kind that one row brings and another one does not: the server is well, and so is the transaction up to
+/// there.
+fn is_of_a_row(code: i32) -> bool {
+    // A class is two characters of six bits each.
+    let class = |name: &[u8; 2]| i32::from(name[0] - b'0') | i32::from(name[1] - b'0') << 6;
+    let others = [b"08", b"25", b"40", b"53", b"54", b"55", b"57", b"58", b"F0", b"XX"];
+    !others.iter().any(|name| code & 0xfff == class(name))
 }
 
 /// The statement changes or locks rows that it reads.
