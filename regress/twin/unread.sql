@@ -164,3 +164,18 @@ INSERT INTO p VALUES (8, 'new'), (18, 'new') ON CONFLICT (k) DO UPDATE SET v = e
 UPDATE p SET v = 'new', k = 11 WHERE k = 9 RETURNING tableoid::regclass, *;
 UPDATE p SET v = 'new', k = 29 WHERE k = 9 RETURNING tableoid::regclass, *;
 SELECT * FROM p WHERE v = 'new' ORDER BY k;
+-- a key that is the partition's alone does not keep a row in it
+CREATE TABLE q (k int, region int, v text) PARTITION BY LIST (region);
+CREATE TABLE q1 PARTITION OF q (PRIMARY KEY (k)) FOR VALUES IN (1);
+INSERT INTO q SELECT i, 1, 'old' FROM generate_series(1, 1000) i;
+ANALYZE q;
+SELECT settle('q1');
+SET enable_seqscan = off; SET enable_bitmapscan = off;
+UPDATE q SET region = 2, v = 'new' WHERE k = 5;
+UPDATE q SET region = 1, v = 'new' WHERE k = 6;
+UPDATE q1 SET region = 2, v = 'new' WHERE k = 7;
+CREATE TABLE q2 PARTITION OF q DEFAULT;
+UPDATE q SET region = 2, v = 'new' WHERE k = 5;
+RESET enable_seqscan; RESET enable_bitmapscan;
+SELECT tableoid::regclass, * FROM q WHERE v = 'new' ORDER BY k;
+SELECT count(*) FROM q;

@@ -51,7 +51,7 @@ unsafe fn target_of(query: *mut QueryDesc) -> Option<(Relation, Leaves)> {
         let codec = &info::of(rel).codec;
         let key_alone = match leaves {
             Leaves::Conflicts => replaces_conflicts(plan, rel, codec),
-            _ => replaces_by_key(query, plan, rel, codec),
+            _ => stays_where_it_is(state) && replaces_by_key(query, plan, rel, codec),
         };
         key_alone.then_some((rel, leaves))
     }
@@ -79,6 +79,17 @@ unsafe fn replaces_conflicts(plan: *mut ModifyTable, rel: Relation, codec: &Tabl
         (*plan).onConflictWhere.is_null()
             && assigns_all_but_key(rel, codec, (*plan).onConflictCols)
             && mentions_at_most((*plan).onConflictSet, table, codec, &[])
+    }
+}
+
+/// Whether a row whose key stays as it is stays in its partition: a key that the whole table has in common tells which that is.
+unsafe fn stays_where_it_is(state: *mut ModifyTableState) -> bool {
+    // SAFETY: as the executor sets it up.
+    unsafe {
+        let root = (*state).rootResultRelInfo;
+        root.is_null()
+            || std::ptr::eq(root, (*state).resultRelInfo)
+            || pg_sys::RelationGetPrimaryKeyIndex((*root).ri_RelationDesc) != pg_sys::InvalidOid
     }
 }
 
