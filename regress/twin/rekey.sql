@@ -137,3 +137,21 @@ alter table nulls alter column b type text, drop constraint nulls_pkey, add prim
 alter table nulls drop column c, alter column a type bigint;
 select * from nulls where b = '1' and a = 1;
 insert into nulls values (1, '1');
+-- a rewrite tells of a duplicate key when all rows are there
+CREATE TABLE folded (id int PRIMARY KEY, v int NOT NULL, s text);
+INSERT INTO folded SELECT i, i, 's' || i FROM generate_series(1, 20) i;
+ALTER TABLE folded ALTER id TYPE int USING id % 5, ADD CHECK (v < 15);
+ALTER TABLE folded ALTER id TYPE int USING id % 5, ALTER v TYPE int USING nullif(v, 17);
+ALTER TABLE folded ALTER id TYPE int USING CASE WHEN id = 15 THEN NULL ELSE id / 10 END;
+ALTER TABLE folded ALTER id TYPE int USING CASE WHEN id = 15 THEN 1 / (id - 15) ELSE id / 10 END;
+ALTER TABLE folded ALTER id TYPE int USING id % 5;
+ALTER TABLE folded ALTER id TYPE text USING 'x' || id % 15;
+DO $$ DECLARE name text; state text; relation text; BEGIN
+    ALTER TABLE folded ALTER id TYPE int USING id % 5;
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS name = CONSTRAINT_NAME, state = RETURNED_SQLSTATE, relation = TABLE_NAME;
+    RAISE NOTICE '% % %', relation, name, state;
+END $$;
+ALTER TABLE folded ALTER id TYPE int USING id + 1;
+SELECT count(*), sum(id) FROM folded;
+DROP TABLE folded;

@@ -154,6 +154,11 @@ pub fn access_method_of(relid: Oid) -> Oid {
 
 /// The key of the table of which this relation is the copy that a rewrite makes.
 pub fn key_of_rewritten(copy: Relation) -> Option<KeyCodec> {
+    rewritten(copy).map(|(_, key)| key_codec(key))
+}
+
+/// That table, and the index that is its key.
+pub fn rewritten(copy: Relation) -> Option<(Oid, Oid)> {
     let name = super::error::relation_name(copy);
     let oid = Oid::from(name.strip_prefix("pg_temp_")?.parse::<u32>().ok()?);
     // SAFETY: looks the original up; it is locked by whoever rewrites it.
@@ -165,7 +170,7 @@ pub fn key_of_rewritten(copy: Relation) -> Option<KeyCodec> {
         let locked = pg_sys::CheckRelationLockedByMe(original, pg_sys::AccessExclusiveLock as i32, true);
         let key = if locked { key_index_of(original) } else { None };
         pg_sys::relation_close(original, pg_sys::NoLock as i32);
-        key.map(key_codec)
+        key.map(|key| (oid, key))
     }
 }
 

@@ -71,6 +71,8 @@ pub struct Duplicate {
     index: pg_sys::Relation,
     /// "(k)=(1)"; null if the user may not see it.
     key: *mut c_char,
+    /// It was found when the index was made.
+    made: bool,
 }
 
 /// Describes the duplicate: the key columns of `index` have these values.
@@ -88,7 +90,23 @@ pub unsafe fn duplicate(
         let index = pg_sys::index_open(index_oid, pg_sys::AccessShareLock as i32);
         let key = pg_sys::BuildIndexValueDescription(index, values, nulls);
         let duplicate = pg_sys::palloc(size_of::<Duplicate>()).cast::<Duplicate>();
-        duplicate.write(Duplicate { rel, index, key });
+        duplicate.write(Duplicate { rel, index, key, made: false });
+        duplicate
+    }
+}
+
+/// Describes a duplicate in a copy of this table, which gets such a key as the table has.
+///
+/// # Safety
+/// Both exist and are locked.
+pub unsafe fn duplicate_in_copy(table: pg_sys::Oid, index: pg_sys::Oid, key: &str) -> *mut Duplicate {
+    // SAFETY: by the contract; errors unwind. What is opened is closed when the error is cleaned up.
+    unsafe {
+        let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
+        let index = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
+        let key = pg_sys::pnstrdup(key.as_ptr().cast(), key.len());
+        let duplicate = pg_sys::palloc(size_of::<Duplicate>()).cast::<Duplicate>();
+        duplicate.write(Duplicate { rel, index, key, made: true });
         duplicate
     }
 }
@@ -101,13 +119,17 @@ pub unsafe fn duplicate(
 pub unsafe fn raise_duplicate(duplicate: *const Duplicate) -> ! {
     // SAFETY: by the contract; errfinish does not return.
     unsafe {
-        let Duplicate { rel, index, key } = duplicate.read();
+        let Duplicate { rel, index, key, made } = duplicate.read();
+        let (message, detail) = match made {
+            true => (c"could not create unique index \"%s\"", c"Key %s is duplicated."),
+            false => (c"duplicate key value violates unique constraint \"%s\"", c"Key %s already exists."),
+        };
         let constraint = (*(*index).rd_rel).relname.data.as_ptr();
         raw::errstart(PgLogLevel::ERROR as i32, std::ptr::null());
         raw::errcode(PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION as i32);
-        raw::errmsg_internal(c"duplicate key value violates unique constraint \"%s\"".as_ptr(), constraint);
+        raw::errmsg_internal(message.as_ptr(), constraint);
         if !key.is_null() {
-            raw::errdetail_internal(c"Key %s already exists.".as_ptr(), key);
+            raw::errdetail_internal(detail.as_ptr(), key);
         }
         raw::errtableconstraint(rel, constraint);
         raw::errfinish(c"loosekv".as_ptr(), 0, c"insert".as_ptr());

@@ -6,8 +6,8 @@
 
 use super::bindings_am::raw;
 use super::error::{self, Duplicate};
-use super::{batch, slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
-use crate::host::process_local::ProcessLocal;
+use super::{batch, catalog, slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
+use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::xact::{self, Purpose};
 use crate::table::info;
 use crate::table::lock::{self, Got, KeyLock, Line};
@@ -19,6 +19,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::{LockTupleMode, LockWaitPolicy, Relation, TM_FailureData, TM_Result, TupleTableSlot};
 use pgrx::prelude::*;
 use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
 
 static ROUTINE: pg_sys::TableAmRoutine = pg_sys::TableAmRoutine {
     type_: pg_sys::NodeTag::T_TableAmRoutine,
@@ -57,7 +58,7 @@ static ROUTINE: pg_sys::TableAmRoutine = pg_sys::TableAmRoutine {
     tuple_delete: Some(delete),
     tuple_update: Some(update),
     tuple_lock: Some(lock_row),
-    finish_bulk_insert: None,
+    finish_bulk_insert: Some(finish_bulk_insert),
 
     relation_set_new_filenode: Some(table_ddl::set_new_file),
     relation_nontransactional_truncate: Some(table_ddl::truncate),
@@ -206,8 +207,67 @@ unsafe extern "C-unwind" fn insert_guarded(
                 raw::pgstat_count_heap_insert(rel, 1);
                 std::ptr::null_mut()
             }
+            Inserted::Duplicate if is_noted_in_copy(&open, slot) => std::ptr::null_mut(),
             Inserted::Duplicate => duplicate_of(&open, slot),
         }
+    }
+}
+
+/// The first duplicate that was met in the copy of a table that ALTER TABLE makes, and which copy that is. With heap, the key is
+/// built when all rows are there, and whatever else is wrong with one of them is told before.
+static IN_COPY: ProcessLocal<RefCell<Option<(pg_sys::Oid, String)>>> = ProcessLocal::new(RefCell::new(None));
+
+/// Whether the duplicate in the slot can wait until the copy is complete.
+unsafe fn is_noted_in_copy(open: &Open, slot: *mut TupleTableSlot) -> bool {
+    if open.info.key_index.is_some() || catalog::rewritten(open.rel).is_none() {
+        return false;
+    }
+    if IN_COPY.with_borrow(|noted| noted.as_ref().is_none_or(|(copy, _)| *copy != open.relid())) {
+        // SAFETY: by the contract.
+        let key = unsafe { text_of_key(open, slot) };
+        IN_COPY.replace(Some((open.relid(), key)));
+    }
+    // SAFETY: the slot holds the row.
+    unsafe { ((*slot).tts_tableOid, (*slot).tts_tid) = (open.relid(), nowhere()) };
+    true
+}
+
+/// "(k)=(1)".
+unsafe fn text_of_key(open: &Open, slot: *mut TupleTableSlot) -> String {
+    let (mut names, mut texts) = (Vec::new(), Vec::new());
+    // SAFETY: the key's columns are attributes of the row, and none of them is null.
+    unsafe {
+        let (values, _) = slot::all_attributes(slot);
+        let attributes = (*(*slot).tts_tupleDescriptor).attrs.as_slice(values.len());
+        for column in open.info.codec.key.columns() {
+            let at = column.attno as usize - 1;
+            let (mut output, mut varlena) = (pg_sys::Oid::INVALID, false);
+            pg_sys::getTypeOutputInfo(attributes[at].atttypid, &mut output, &mut varlena);
+            let text = pg_sys::OidOutputFunctionCall(output, values[at]);
+            names.push(CStr::from_ptr(attributes[at].attname.data.as_ptr()).to_string_lossy());
+            texts.push(CStr::from_ptr(text).to_string_lossy());
+        }
+    }
+    format!("({})=({})", names.join(", "), texts.join(", "))
+}
+
+unsafe extern "C-unwind" fn finish_bulk_insert(rel: Relation, _options: i32) {
+    // SAFETY: as for `insert`.
+    unsafe {
+        let duplicate = noted_in_copy(rel);
+        if !duplicate.is_null() {
+            error::raise_duplicate(duplicate);
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn noted_in_copy(rel: Relation) -> *mut Duplicate {
+    // SAFETY: the relation is open; the table that it is a copy of is locked.
+    unsafe {
+        let noted = IN_COPY.with_borrow_mut(|noted| noted.take_if(|(copy, _)| *copy == (*rel).rd_id));
+        let of_whom = noted.and_then(|(_, key)| Some((catalog::rewritten(rel)?, key)));
+        of_whom.map_or(std::ptr::null_mut(), |((table, index), key)| error::duplicate_in_copy(table, index, &key))
     }
 }
 
