@@ -12,10 +12,12 @@ use crate::key_text::hex;
 use crate::run::Scratch;
 use crate::tree::read::Pages;
 use crate::tree::sources::Sources;
+use crate::tree::version::Generation;
 use crate::tree::{Direction, Tree};
 use crate::types::{L0Id, Verdict};
 use std::ops::Bound;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::Arc;
 
 const CHUNK: usize = 256;
 const STEP: u64 = 1024;
@@ -142,7 +144,11 @@ impl<H: Host> Tree<'_, H> {
             }),
             (None, Some(entry)) => {
                 let unindexed = self.shared.first_unindexed(&view);
-                let believed = view.run_of(entry.l0).is_some_and(|at| at < unindexed) || entry.l0 > view.flushed;
+                // A flush that found no memory for its superversion has told the index; its memtable stays until that is made up for.
+                let of_it = |frozen: &Arc<Generation>| frozen.table.generation() == entry.l0;
+                let waits = view.frozen.iter().any(|frozen| of_it(frozen) && frozen.table.newest(key).is_some());
+                let newer = entry.l0 > view.flushed && !waits;
+                let believed = newer || view.run_of(entry.l0).is_some_and(|at| at < unindexed);
                 // An entry that could not be removed for want of memory is known to be inexact.
                 let wrong = believed && self.shared.is_exact(&view);
                 wrong.then(|| format!("says {entry:?} of key {shown}, which is in no run"))
