@@ -16,7 +16,7 @@ READ = """\
 The executor, the protocol and the client cost about the same on both sides. Workload "no table" shows that share: a
 statement that makes a key and a value and touches no table. What is above it is the storage's.
 
-Machine and settings are those of the last run. Cells of runs before it, which each group names with their dates, may be of another
+Machine and settings are those of one run. Cells of other runs, which each group names with their dates, may be of another
 machine and of earlier code.
 
 """

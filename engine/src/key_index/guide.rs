@@ -39,8 +39,6 @@ const CHANGED: usize = 8;
 const CHANGED_AT_REST: usize = 64;
 /// Most entries in a row that have one number.
 const MOST_ALIKE: usize = 16;
-/// A guide takes at most this part of the room that is left: keys come first.
-const SHARE: u64 = 4;
 /// Places from where on low keys are sampled, and how many at each.
 const SAMPLES: u32 = 8;
 const SAMPLED_IN_A_ROW: usize = 4;
@@ -302,8 +300,7 @@ impl<L: RawLatch> KeyIndex<L> {
             if !wanting() {
                 return;
             }
-            let left = budget.limit.load(Ordering::Relaxed).saturating_sub(budget.used.load(Ordering::Relaxed));
-            let room = if self.filters.stay() { left } else { left / SHARE };
+            let room = self.room_beside_keys(budget);
             match made.filter(|made| entries >= TOO_FEW && made.bytes() <= room) {
                 Some(made) => self.begin_guide(made, budget),
                 None => return self.do_without(entries, budget),

@@ -26,7 +26,7 @@ use std::sync::atomic::{
 
 /// This part of the index, or a little more, goes at once when there is no room.
 const EVICTED_PART: u64 = if cfg!(test) { 24 } else { 8 };
-/// While a table is written to, a run comes into the index only if it leaves this part of the room to what will be flushed.
+/// While a table is written to, a run comes into the index only if it leaves room for such a part of it to what will be flushed.
 const LEFT_TO_WRITERS: u64 = EVICTED_PART;
 /// Entries looked at in one go of a sweep.
 const SWEEP: usize = if cfg!(test) { 16 } else { 1024 };
