@@ -18,6 +18,8 @@ switches! {
         I2NewestMemtableFirst,
         /// An append does not look whether something newer than observed came.
         I2ExpectationIgnored,
+        /// What was observed is taken to hold, though runs have come since.
+        I2LaterRunsIgnored,
         /// Tombstones get no index entry.
         I3TombstonesNotIndexed,
         /// A merge corrects index entries without looking whether a flush has raised them since.
@@ -130,6 +132,8 @@ switches! {
         UnreadNotSeenByAll,
         /// A tombstone is left unread, and taken for a row.
         UnreadTombstone,
+        /// A scan takes whatever version it finds for the newest of the key.
+        ScannedRowTakenForNewest,
         /// An entry below what the index covers is believed.
         UncoveredEntryTrusted,
         /// A rebuild claims to have covered a run whose entries were evicted meanwhile.

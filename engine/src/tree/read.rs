@@ -225,6 +225,14 @@ impl<H: Host> Tree<'_, H> {
         Ok(taken)
     }
 
+    /// The run that has the newest version of the key on disk, if the index knows. To be asked once the memtables were looked at.
+    pub(super) fn newest_run<'v>(&self, view: &'v SuperVersion, key: &[u8]) -> Option<&'v RunDesc> {
+        let entry = self.shared.index.get(key)?;
+        let first_unindexed = view.runs.get(self.shared.first_unindexed(view));
+        let covered = first_unindexed.is_none_or(|run| entry.l0 > run.last_l0) && entry.l0 <= view.flushed;
+        covered.then(|| view.run_with(entry.l0, key)).flatten().and_then(|at| view.runs.get(at)).map(|run| &**run)
+    }
+
     /// The run that has the newest version on disk, if the index entry, by which a search begins at `start`, tells alone that
     /// this is a row; it is a committed one where the run is settled.
     fn run_with_row<'v>(
@@ -374,9 +382,15 @@ pub(super) fn copy_record(record: &[u8], node: &NodeRef<'_>, out: &mut RowBuf) -
     Ok(())
 }
 
+impl Observed {
+    pub(super) fn new(view: &SuperVersion, newest: Option<RowId>) -> Observed {
+        Observed { version: view.number, flushed: view.flushed, newest }
+    }
+}
+
 impl Found {
     fn new(taken: bool, view: &SuperVersion, newest: Option<RowId>) -> Found {
-        Found { taken, observed: Observed { version: view.number, flushed: view.flushed, newest } }
+        Found { taken, observed: Observed::new(view, newest) }
     }
 }
 

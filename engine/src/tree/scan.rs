@@ -4,6 +4,7 @@
 
 use crate::error::Result;
 use crate::host::{Host, Saw};
+use crate::mutation::{on, Mutation::ScannedRowTakenForNewest};
 use crate::run::Spot;
 use crate::tree::ahead::Found;
 use crate::tree::barren::Walk;
@@ -11,7 +12,7 @@ use crate::tree::guide::{Guide, Step};
 use crate::tree::shared::WORTH_TELLING;
 use crate::tree::sources::Sources;
 use crate::tree::version::{Pinned, SuperVersion};
-use crate::tree::{Direction, Hint, Tree};
+use crate::tree::{Direction, Hint, Observed, Tree};
 use crate::types::{Flags, Head, RowBuf, RowRef, Verdict, Writer};
 use std::cell::OnceCell;
 use std::cmp::Ordering;
@@ -87,6 +88,8 @@ pub struct Cursor<H: Host> {
     standing: Standing,
     /// Those of the row found last.
     flags: Flags,
+    /// No newer version of its key was passed over.
+    newest: bool,
     row: RowBuf,
     /// The key that a guided scan has found last.
     key: Vec<u8>,
@@ -129,6 +132,7 @@ impl<H: Host> Cursor<H> {
             at: Place::Fresh,
             standing: Standing::Nowhere,
             flags: Flags::default(),
+            newest: false,
             row: RowBuf::default(),
             key: Vec::new(),
             keys: 0,
@@ -225,7 +229,7 @@ impl<H: Host> Cursor<H> {
     pub fn step(&mut self) -> bool {
         let Some(found) = self.stretch.get(self.passed) else { return false };
         self.passed += 1;
-        self.standing = Standing::Ahead(*found);
+        (self.standing, self.newest) = (Standing::Ahead(*found), true);
         if self.whole_key.get().is_some() {
             self.whole_key = OnceCell::new();
         }
@@ -278,6 +282,11 @@ impl<H: Host> Cursor<H> {
             _ => None,
         };
         standing.unwrap_or(self.row.as_ref())
+    }
+
+    /// What was seen of the key of the row that was found last, for [`Tree::append`], if that row was the newest version.
+    pub fn observed(&self) -> Option<Observed> {
+        self.newest.then(|| Observed::new(&self.view, Some(self.row().head.row_id)))
     }
 
     /// The row found last could not be had: the next call is to find it again.
@@ -431,6 +440,7 @@ impl<H: Host> Cursor<H> {
                     self.at = Place::Found;
                     if !matches!(standing, Standing::Nowhere) && !flags.is_tombstone() {
                         (self.standing, self.flags) = (standing, flags);
+                        self.newest = shown == 1 || on(ScannedRowTakenForNewest);
                         return Ok(true);
                     }
                 }

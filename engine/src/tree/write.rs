@@ -12,7 +12,7 @@ use crate::error::{Consumer, Error, Result};
 use crate::filter::key_hash;
 use crate::host::Host;
 use crate::memtable::{Room, Splice};
-use crate::mutation::{on, Mutation::I2ExpectationIgnored};
+use crate::mutation::{on, Mutation::I2ExpectationIgnored, Mutation::I2LaterRunsIgnored};
 use crate::row::encode_record;
 use crate::tree::read::Pages;
 use crate::tree::shared::{Shared, STRIPES};
@@ -93,7 +93,19 @@ impl<H: Host> Tree<'_, H> {
     pub fn is_as_observed(&self, key: &[u8], observed: Observed) -> bool {
         let view = self.pin();
         let newest = view.active().table.newest(key).map(|node| node.row_id());
-        is_as_observed(&view, newest, key, observed)
+        is_as_observed(&view, newest, key, observed) == Some(true)
+    }
+
+    /// What was observed of the key, as if it had been observed now, if its newest version is still the same. `None` also when
+    /// only another look-up can tell.
+    pub fn renew(&self, key: &[u8], observed: Observed) -> Option<Observed> {
+        let view = self.pin();
+        let newest = view.active().table.newest(key).map(|node| node.row_id());
+        let holds = is_as_observed(&view, newest, key, observed).unwrap_or_else(|| {
+            let newest = self.newest_run(&view, key);
+            newest.is_some_and(|run| run.last_l0 <= observed.flushed || on(I2LaterRunsIgnored))
+        });
+        holds.then(|| Observed::new(&view, observed.newest))
     }
 
     /// `None`: the memtable is full.
@@ -104,7 +116,7 @@ impl<H: Host> Tree<'_, H> {
         let active = &view.active().table;
         let holds = |row: &NewRow<'_>| {
             let newest = || active.newest(row.key).map(|node| node.row_id());
-            row.expect.is_none_or(|expect| is_as_observed(&view, newest(), row.key, expect))
+            row.expect.is_none_or(|expect| is_as_observed(&view, newest(), row.key, expect) == Some(true))
         };
         let count = match rows {
             [row] => usize::from(holds(row)),
@@ -268,21 +280,21 @@ fn head_of(row: &NewRow<'_>, first: RowId, at: usize) -> Head {
 }
 
 /// Whether the newest version of `key`, of which the active memtable has `newest`, is still the one that was observed. Before
-/// an append the key's stripe is held.
-fn is_as_observed(view: &SuperVersion, newest: Option<RowId>, key: &[u8], expect: Observed) -> bool {
+/// an append the key's stripe is held. `None`: it may be in a run that was made since.
+fn is_as_observed(view: &SuperVersion, newest: Option<RowId>, key: &[u8], expect: Observed) -> Option<bool> {
     if on(I2ExpectationIgnored) {
-        return true;
+        return Some(true);
     }
     if let Some(newest) = newest {
-        return expect.newest == Some(newest);
+        return Some(expect.newest == Some(newest));
     }
     if view.number == expect.version {
-        return true;
+        return Some(true);
     }
-    // The active memtable of that time may be frozen now, or in a run: then only another look can tell.
+    // The active memtable of that time may be frozen now, or in a run.
     match view.frozen.iter().find_map(|g| g.table.versions(key).next().map(|n| n.head().row_id)) {
-        Some(newest) => expect.newest == Some(newest),
-        None => view.flushed == expect.flushed,
+        Some(newest) => Some(expect.newest == Some(newest)),
+        None => (view.flushed == expect.flushed).then_some(true),
     }
 }
 

@@ -2,7 +2,7 @@
 //! order is the quickest, and backwards in the opposite one.
 
 use super::mvcc::View;
-use super::{recent, tid, unread, Open, TableCursor};
+use super::{last_look, recent, tid, unread, Open, TableCursor};
 use crate::codec::bound::Range;
 use crate::host::process_local::{later, Later};
 use crate::pg::{batch, ssi};
@@ -236,6 +236,9 @@ impl KeyScan {
         let noting = recent::is_noting();
         if noting && !tid::is_unread(self.row().head.row_id) {
             recent::note(open, self.row());
+            if let (Some((cursor, _)), true) = (&self.cursor, self.view.is_mvcc()) {
+                last_look::note_scanned(open, cursor);
+            }
         }
         self.may_step = !noting;
         Ok(true)

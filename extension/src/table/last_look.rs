@@ -1,11 +1,12 @@
 //! The last look for the newest version of a key.
 //!
-//! A statement that changes a row finds it, locks it and replaces it, and each of these steps asks for the newest version of
-//! the same key. What the step before saw still holds if nobody has written the key since, and that a glance at the
-//! memtable tells: no key index, no run is asked again. Kept within one statement.
+//! A statement that changes a row finds it, by key or by a scan, locks it and replaces it, and each of these steps asks for the
+//! newest version of the same key. What the step before saw still holds if nobody has written the key since, and that a glance
+//! at the memtable tells (or at the key index, if a memtable was flushed meanwhile): no run is asked again. Kept within one
+//! statement.
 
 use super::mvcc::{Newest, Standing};
-use super::{recent, Open};
+use super::{recent, Open, TableCursor};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::xact;
 use loosekv_engine::tree::Observed;
@@ -45,6 +46,14 @@ pub fn note(open: &Open, key: &[u8], newest: Option<Newest>, observed: Observed)
     });
 }
 
+/// Notes what an MVCC snapshot's scan has found, if that is the newest version of its key.
+pub fn note_scanned(open: &Open, cursor: &TableCursor) {
+    if let Some(observed) = cursor.observed() {
+        let row = cursor.row();
+        note(open, row.key, Some(Newest::seen(row.head)), observed);
+    }
+}
+
 /// What was noted, if it is about this key and still true.
 pub fn recall(open: &Open, key: &[u8]) -> Option<(Option<Newest>, Observed)> {
     let (newest, observed) = LAST.with_borrow(|last| {
@@ -53,7 +62,10 @@ pub fn recall(open: &Open, key: &[u8]) -> Option<(Option<Newest>, Observed)> {
     })?;
     // A savepoint may have been rolled back.
     let lost = newest.is_some_and(|n| n.standing == Standing::Mine && !xact::is_mine(n.head.writer));
-    (!lost && open.tree.is_as_observed(key, observed)).then_some((newest, observed))
+    match lost {
+        true => None,
+        false => open.tree.renew(key, observed).map(|observed| (newest, observed)),
+    }
 }
 
 /// Another statement begins, or another table may get the file's number.

@@ -58,6 +58,12 @@ pub struct Newest {
 }
 
 impl Newest {
+    /// A version that an MVCC snapshot sees.
+    pub fn seen(head: Head) -> Newest {
+        let standing = if xact::is_mine(head.writer) { Standing::Mine } else { Standing::Committed };
+        Newest { head, standing }
+    }
+
     /// The key is absent, for a writer that waits for nobody.
     pub fn is_absent(&self) -> bool {
         self.head.flags.is_tombstone()
@@ -276,8 +282,7 @@ impl View {
     fn judge(&mut self, open: &Open, key: &[u8], found: Found, out: &mut RowBuf) -> Result<bool> {
         self.check_passed(open.rel);
         if recent::is_noting() && matches!(self.kind, Kind::Mvcc | Kind::Dirty) && self.busy.is_none() {
-            let standing = if xact::is_mine(out.head.writer) { Standing::Mine } else { Standing::Committed };
-            let newest = found.taken.then_some(Newest { head: out.head, standing });
+            let newest = found.taken.then(|| Newest::seen(out.head));
             last_look::note(open, key, newest, found.observed);
         }
         let sees = found.taken && !out.head.flags.is_tombstone();

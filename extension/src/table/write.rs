@@ -456,26 +456,36 @@ pub fn delete(open: &Open, old: &RowBuf, change: Change, to_another_partition: b
     } else {
         (Flags::TOMBSTONE, Vec::new())
     };
-    let refusal = replace(open, old, change, &mut guard, writer, (flags, 0), &body)?.err();
+    let over = Over { flags, marks: 0, body: &body };
+    let refusal = replace(open, old, change, &mut guard, writer, over, None)?.err();
     guard.end(refusal.is_none());
     Ok(refusal)
 }
 
-/// Writes a version over `old`.
+/// A version to be written over another.
+struct Over<'a> {
+    flags: Flags,
+    /// Bits of the incarnation.
+    marks: u16,
+    body: &'a [u8],
+}
+
+/// Writes a version over `old`. `allowed`: that has been found to be possible.
 fn replace(
     open: &Open,
     old: &RowBuf,
     change: Change,
     guard: &mut Guard<'_>,
     writer: Writer,
-    (flags, marks): (Flags, u16),
-    body: &[u8],
+    Over { flags, marks, body }: Over<'_>,
+    mut allowed: Option<Observed>,
 ) -> Result<std::result::Result<Head, Refusal>> {
     loop {
-        let observed = match allow(open, old, change, guard)? {
-            Ready::Go(observed) => observed,
-            Ready::No(refusal) => return Ok(Err(refusal)),
-        };
+        let observed =
+            match allowed.take().map_or_else(|| allow(open, old, change, guard), |seen| Ok(Ready::Go(seen)))? {
+                Ready::Go(observed) => observed,
+                Ready::No(refusal) => return Ok(Err(refusal)),
+            };
         // What one command changed in a key stays changed when a later command of the transaction changes something else.
         let earlier = if xact::is_mine(old.head.writer) { old.head.incarnation & KEY_CHANGED } else { 0 };
         let incarnation = life(&old.head) | marks | earlier;
@@ -534,7 +544,8 @@ pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_chan
     ssi::write_key(open.rel, &old.key);
     let updated = if draft.key == old.key {
         let marks = if key_changed || guard.lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
-        match replace(open, old, change, &mut guard, writer, (Flags::default(), marks), &draft.body)? {
+        let over = Over { flags: Flags::default(), marks, body: &draft.body };
+        match replace(open, old, change, &mut guard, writer, over, None)? {
             Ok(head) => Updated::Row { head, was_locked: !guard.taken },
             Err(refusal) => Updated::No(refusal),
         }
@@ -652,15 +663,17 @@ fn change_key(
     writer: Writer,
 ) -> Result<Updated> {
     // First see that the old row may be changed at all: most refusals come from here, with nothing written yet.
-    if let Ready::No(refusal) = allow(open, old, change, guard)? {
-        return Ok(Updated::No(refusal));
-    }
+    let allowed = match allow(open, old, change, guard)? {
+        Ready::Go(observed) => observed,
+        Ready::No(refusal) => return Ok(Updated::No(refusal)),
+    };
     let head = match insert(open, draft, writer, change.command, Flags::default())? {
         Inserted::Row(head) => head,
         Inserted::Duplicate => return Ok(Updated::Duplicate),
     };
-    let flags = Flags::TOMBSTONE.with(Flags::MOVED);
-    match replace(open, old, change, guard, writer, (flags, 0), &head.row_id.0.to_le_bytes())? {
+    let moved = head.row_id.0.to_le_bytes();
+    let over = Over { flags: Flags::TOMBSTONE.with(Flags::MOVED), marks: 0, body: &moved };
+    match replace(open, old, change, guard, writer, over, Some(allowed))? {
         Ok(_) => Ok(Updated::Row { head, was_locked: !guard.taken }),
         Err(refusal) => {
             take_back(open, &draft.key, head.row_id, change.command)?;

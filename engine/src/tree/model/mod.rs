@@ -47,6 +47,8 @@ struct OpenCursor {
     from: Bound<Vec<u8>>,
     /// Its last step failed.
     failed: bool,
+    /// The row found last: its key, its id, and what was seen of it, if it was the newest of the key.
+    observed: Option<(Vec<u8>, RowId, Observed)>,
 }
 
 struct Run {
@@ -192,7 +194,16 @@ impl Run {
             let expected = self.host.world.borrow().expected_range(low, high, &snapshot);
             let cursor = self.tree().scan(low, high, direction).unwrap();
             let from = Bound::Unbounded;
-            self.cursors.push(OpenCursor { cursor, hold, snapshot, expected, direction, from, failed: false });
+            self.cursors.push(OpenCursor {
+                cursor,
+                hold,
+                snapshot,
+                expected,
+                direction,
+                from,
+                failed: false,
+                observed: None,
+            });
             return;
         }
         if self.cursors.is_empty() {
@@ -327,6 +338,10 @@ impl OpenCursor {
         if got.as_ref().is_ok_and(|got| *got) {
             out.set(&self.cursor.row());
         }
+        // What was found before may have changed by now.
+        let observed = self.cursor.observed().map(|observed| (out.key.clone(), out.head.row_id, observed));
+        let earlier = std::mem::replace(&mut self.observed, observed.filter(|_| matches!(got, Ok(true))));
+        earlier.iter().chain(&self.observed).for_each(|observed| steps::check_observed(tree, observed));
         let got = steps::tolerate(tree, "cursor", got);
         // It may have passed keys that nobody sees; only in this direction that makes no difference.
         self.failed = got.is_none();

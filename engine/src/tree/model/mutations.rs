@@ -44,6 +44,7 @@ const TABLE: &[(Mutation, By)] = &[
     (I1MergedRunIsNewest, Model(Calm)),
     (I2NewestMemtableFirst, Model(Calm)),
     (I2ExpectationIgnored, Model(Restless)),
+    (I2LaterRunsIgnored, Model(Calm)),
     (I3TombstonesNotIndexed, Model(Calm)),
     (I3CorrectedUnseen, Model(Restless)),
     (I3RebuildReplaces, Model(Calm)),
@@ -100,6 +101,7 @@ const TABLE: &[(Mutation, By)] = &[
     (AbandonedLeaks, Model(Faulty)),
     (UnreadNotSeenByAll, Model(Calm)),
     (UnreadTombstone, Model(Calm)),
+    (ScannedRowTakenForNewest, Model(Calm)),
     (UncoveredEntryTrusted, Model(Restless)),
     (RebuildClaimsEvicted, Model(Restless)),
 ];

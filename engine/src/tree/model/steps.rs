@@ -7,7 +7,7 @@ use super::world::{Snapshot, World, Written};
 use crate::error::{Error, Result};
 use crate::mutation::Pause;
 use crate::tree::{Direction, Hint, Looked, NewRow, Observed, Tree};
-use crate::types::{Fate, Flags, Head, RowBuf, Verdict, Writer};
+use crate::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
 use std::cell::RefMut;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -169,6 +169,8 @@ pub(super) fn write(tree: &T<'_>) {
     if world(tree).random.chance(20) {
         in_between(tree, Pause::FlushWritten);
     }
+    let renews = world(tree).random.chance(50);
+    let expect = renews.then(|| tree.renew(&key, expect)).flatten().unwrap_or(expect);
     if !world(tree).may_write(mine, &key) {
         return;
     }
@@ -295,6 +297,17 @@ pub(super) fn batch(tree: &T<'_>) {
     }
     let mut seen = std::collections::BTreeSet::new();
     assert!(!expecting || rows.iter().take(written).all(|r| seen.insert(r.key.clone())), "a key twice");
+}
+
+/// Where a row that a scan has found is still as the scan observed it, it is the newest version of its key.
+pub(super) fn check_observed(tree: &T<'_>, (key, row, observed): &(Vec<u8>, RowId, Observed)) {
+    if tree.renew(key, *observed).is_some() {
+        let world = world(tree);
+        let versions = world.history.get(key).map(Vec::as_slice).unwrap_or_default();
+        let newest = versions.iter().rev().find(|version| world.fate(Writer(version.writer)) != Fate::Aborted);
+        let newest = newest.map(|version| version.row);
+        assert_eq!(newest, Some(*row), "a scan has observed another version of {key:?}");
+    }
 }
 
 pub(super) fn get(tree: &T<'_>) {
