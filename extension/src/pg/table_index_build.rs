@@ -141,7 +141,7 @@ pub unsafe extern "C-unwind" fn build_range_scan(
             feed.parallel(table, scan, !(*info).ii_Concurrent, &mut evaluation);
         } else if (*info).ii_Concurrent {
             feed.snapshot(table, &mut evaluation);
-        } else if start == 0 && blocks == pg_sys::InvalidBlockNumber && !any_visible {
+        } else if start == 0 && blocks == pg_sys::InvalidBlockNumber && !any_visible && !goes_by_blocks(index) {
             feed.newest(table, &mut evaluation);
         } else {
             feed.block_range(table, start, blocks, &mut evaluation);
@@ -149,6 +149,12 @@ pub unsafe extern "C-unwind" fn build_range_scan(
         evaluation.end();
         feed.rows
     }
+}
+
+/// Whether the index wants rows in the order of their TIDs: it is a BRIN.
+unsafe fn goes_by_blocks(index: Relation) -> bool {
+    // SAFETY: the index is open.
+    unsafe { (*(*index).rd_rel).relam == pg_sys::BRIN_AM_OID }
 }
 
 /// Feeds rows to the index.
@@ -269,7 +275,7 @@ impl Feed {
         }
     }
 
-    /// All versions that are not aborted, of some virtual blocks (BRIN summarizes a range).
+    /// All versions that are not aborted, of some virtual blocks: BRIN summarizes a range, or all.
     unsafe fn block_range(
         &mut self,
         table: Relation,
