@@ -129,5 +129,28 @@ expect "inserted again" again "$(row)"
 ask "BEGIN; TRUNCATE cached; INSERT INTO cached VALUES (5, 'truncated'); COMMIT"
 ask "SELECT loosekv.flush('cached')" >/dev/null
 expect "truncated" truncated "$(row)"
+
+# A copy of a key that REINDEX CONCURRENTLY has left when it failed serves as long as the key is the same.
+ask "CREATE TABLE copied (k int PRIMARY KEY, n text NOT NULL) USING loosekv; INSERT INTO copied SELECT i, 'v' || 200 - i FROM generate_series(1, 100) i"
+psql -X -q -c "BEGIN" -c "UPDATE copied SET n = n WHERE k = 1" -c "SELECT pg_sleep(1)" -c "COMMIT" >/dev/null &
+holder=$!
+soon "the holder" "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(1)' AND state = 'active'"
+if PGOPTIONS="-c lock_timeout=100ms" ask "REINDEX INDEX CONCURRENTLY copied_pkey" 2>/dev/null; then echo "REINDEX should have failed" >&2; exit 1; fi
+wait "$holder"
+refused() { psql -X -q -v VERBOSITY=sqlstate -c "$1" 2>&1 || true; }
+other_key="ALTER TABLE copied DROP CONSTRAINT copied_pkey, ADD PRIMARY KEY (n)"
+expect "another key beside a copy" "ERROR:  0A000" "$(refused "$other_key")"
+ask "REINDEX INDEX copied_pkey_ccnew"
+expect "no key beside a copy" "ERROR:  0A000" "$(refused "ALTER TABLE copied DROP CONSTRAINT copied_pkey")"
+expect "rows" "100|1|100" "$(ask "SELECT count(*), min(k), max(k) FROM copied")"
+ask "DROP INDEX copied_pkey_ccnew"
+ask "$other_key"
+ask "INSERT INTO copied VALUES (5, 'new')"
+expect "rows by another key" "2|101" "$(ask "SET enable_seqscan = off; SELECT (SELECT count(*) FROM copied WHERE k = 5), count(*) FROM copied")"
+
+# A column that is only included in the key may be larger than an index of heap's takes.
+ask "CREATE TABLE included (k int, v text, PRIMARY KEY (k) INCLUDE (v)) USING loosekv; INSERT INTO included SELECT i, 'x' FROM generate_series(1, 1000) i"
+ask "ANALYZE included; INSERT INTO included SELECT 1001, string_agg(md5(i::text), '') FROM generate_series(1, 1000) i"
+expect "a large included column" "1001|32000" "$(ask "SELECT k, length(v) FROM included WHERE k > 1000")"
 PGDATABASE=postgres psql -X -q -c "DROP DATABASE surface" -c "DROP DATABASE surface_copy"
 echo "options, settings, progress, cancels, a damaged page, cached rows: as they should be"

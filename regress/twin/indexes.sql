@@ -96,3 +96,12 @@ VACUUM ANALYZE counted;
 DELETE FROM counted WHERE k % 10 = 0;
 VACUUM counted;
 SELECT relname, reltuples FROM pg_class WHERE relname IN ('counted', 'counted_pkey') ORDER BY 1;
+
+-- Rows come back in another order than the index finds them in, with their system columns.
+CREATE TABLE g (k int PRIMARY KEY, c circle);
+INSERT INTO g SELECT i, circle(point(i % 50, i / 50), 1 + i % 7) FROM generate_series(1, 2000) i;
+CREATE INDEX g_c ON g USING gist (c);
+SET enable_seqscan = off;
+SET enable_sort = off;
+SELECT k, xmin::text <> '0' AS xmin, tableoid::regclass FROM g ORDER BY c <-> point(20.3, -20.2) LIMIT 5;
+RESET ALL;

@@ -146,6 +146,13 @@ impl<H: Host> Cursor<H> {
         }
     }
 
+    /// The same scan from its beginning, if it is one of [`Tree::scan_apart`], of several: in that place only rows of the same run may
+    /// come, and no other superversion need have it.
+    pub fn again(&self) -> Option<Cursor<H>> {
+        let run = self.run?;
+        Some(Cursor::of_run(&self.view, run, self.direction, self.begun))
+    }
+
     /// A scan of one run and the memtables.
     pub(super) fn of_run(view: &Rc<Pinned<H>>, run: usize, direction: Direction, begun: u64) -> Cursor<H> {
         Cursor { run: Some(run), ..Cursor::new(Rc::clone(view), direction, begun) }

@@ -127,6 +127,16 @@ impl KeyCodec {
         out.len() - from <= MAX_KEY
     }
 
+    /// Whether [`KeyCodec::search`] and [`KeyCodec::search_point`] take PostgreSQL's memory, but for a moment, for these scan keys.
+    pub fn takes_memory(&self, keys: &[ScanKeyData]) -> bool {
+        keys.iter().any(|key| {
+            let apart = key.sk_flags as u32 & (pg_sys::SK_SEARCHARRAY | pg_sys::SK_ROW_HEADER) != 0;
+            let column = usize::try_from(key.sk_attno).ok().and_then(|attno| self.columns().get(attno.checked_sub(1)?));
+            let texts = matches!(key.sk_subtype, pg_sys::NAMEOID | pg_sys::TEXTOID);
+            apart || (texts && column.is_some_and(|column| column.input_type != key.sk_subtype))
+        })
+    }
+
     /// What these scan keys (of the index that the codec was made for) ask for.
     ///
     /// # Safety

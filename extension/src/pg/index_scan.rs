@@ -13,9 +13,12 @@ use pgrx::pg_sys::{Datum, IndexScanDesc, Relation, ScanKey};
 use pgrx::prelude::*;
 
 /// Between `ambeginscan` and the first `amrescan` neither table nor snapshot is known.
-#[derive(Default)]
 struct Scan {
     running: Option<Running>,
+    /// What is taken apart of scan keys: arrays, values of other types. Null: nothing so far.
+    arguments: pg_sys::MemoryContext,
+    /// Where the scan began: that lives as long as it does.
+    home: pg_sys::MemoryContext,
 }
 
 struct Running {
@@ -42,7 +45,9 @@ pub unsafe extern "C-unwind" fn begin(index: Relation, nkeys: i32, norderbys: i3
     // SAFETY: the index is open.
     unsafe {
         let scan = pg_sys::RelationGetIndexScan(index, nkeys, norderbys);
-        (*scan).opaque = Owned::new(Scan::default()).cast();
+        (*scan).opaque =
+            Owned::new(Scan { running: None, arguments: std::ptr::null_mut(), home: pg_sys::CurrentMemoryContext })
+                .cast();
         (*scan).xs_itupdesc = (*index).rd_att;
         scan
     }
@@ -67,18 +72,42 @@ pub unsafe extern "C-unwind" fn rescan(
         if state.running.is_none() {
             state.running = Some(start(scan));
         }
-        let Some(running) = &mut state.running else { return };
+        let Scan { running: Some(running), arguments, home } = state else { return };
         let codec = &running.open.info.codec.key;
+        let before = codec.takes_memory(scan_keys).then(|| enter(arguments, *home));
         if running.keys.restart_at(|key| codec.search_point(scan_keys, key)) {
             running.exact = true;
             statistics::count_scans((*scan).indexRelation, 1);
+            leave(before);
             return;
         }
         let search = codec.search(scan_keys);
+        leave(before);
         // As btree counts: each element of an array is a search of its own.
         statistics::count_scans((*scan).indexRelation, search.ranges.len());
         running.exact = search.is_exact();
         running.keys.restart(search.ranges);
+    }
+}
+
+/// Makes a scan's memory for arguments the current one, empty. Returns what was it before.
+unsafe fn enter(arguments: &mut pg_sys::MemoryContext, home: pg_sys::MemoryContext) -> pg_sys::MemoryContext {
+    // SAFETY: the memory goes with the scan's.
+    unsafe {
+        if arguments.is_null() {
+            let (init, max) = (pg_sys::ALLOCSET_SMALL_INITSIZE as usize, pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize);
+            *arguments = pg_sys::AllocSetContextCreateInternal(home, c"loosekv scan keys".as_ptr(), 0, init, max);
+        } else {
+            pg_sys::MemoryContextReset(*arguments);
+        }
+        pg_sys::MemoryContextSwitchTo(*arguments)
+    }
+}
+
+unsafe fn leave(before: Option<pg_sys::MemoryContext>) {
+    if let Some(before) = before {
+        // SAFETY: it was the current one.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
     }
 }
 
@@ -159,10 +188,14 @@ unsafe fn form_index_tuple(scan: IndexScanDesc, running: &mut Running) {
         }
         slots::store(running.slot, &running.open, running.keys.row());
         let (values, nulls) = slot::all_attributes(running.slot);
-        let count = usize::try_from((*(*index).rd_index).indnatts).unwrap_or(0);
-        let attnos = (*(*index).rd_index).indkey.values.as_slice(count);
+        let count = |of: i16| usize::try_from(of).unwrap_or(0);
+        let all = count((*(*index).rd_index).indnatts);
+        // It does not look at columns that are only included, which may be as large as they like.
+        let attnos = (*(*index).rd_index).indkey.values.as_slice(count((*(*index).rd_index).indnkeyatts));
         let mut index_values: Vec<Datum> = attnos.iter().map(|attno| values[*attno as usize - 1]).collect();
         let mut index_nulls: Vec<bool> = attnos.iter().map(|attno| nulls[*attno as usize - 1]).collect();
+        index_values.resize(all, Datum::from(0));
+        index_nulls.resize(all, true);
         if !(*scan).xs_itup.is_null() {
             pg_sys::pfree((*scan).xs_itup.cast());
         }
@@ -194,6 +227,10 @@ pub unsafe extern "C-unwind" fn bitmap(scan: IndexScanDesc, bitmap: *mut pg_sys:
 pub unsafe extern "C-unwind" fn end(scan: IndexScanDesc) {
     // SAFETY: the scan is not used afterwards.
     unsafe {
+        let arguments = state(scan).arguments;
+        if !arguments.is_null() {
+            pg_sys::MemoryContextDelete(arguments);
+        }
         let running = state(scan).running.take();
         let table = running.as_ref().filter(|running| running.own_table).map(|running| running.open.rel);
         let slot = running.as_ref().map_or(std::ptr::null_mut(), |running| running.slot);

@@ -743,9 +743,14 @@ unsafe extern "C-unwind" fn get_system_attribute(slot: *mut TupleTableSlot, attn
         if (*slot.cast::<Slot>()).holds_row && tid::is_unread((*slot.cast::<Slot>()).row) {
             super::slots::read_unread(slot);
         }
-        let slot = &mut *slot.cast::<Slot>();
-        slot.know_head();
-        slot
+        let known = &mut *slot.cast::<Slot>();
+        known.know_head();
+        if !known.has_head && !known.holds_row {
+            if let Some(head) = super::slots::head_of(slot) {
+                (*slot.cast::<Slot>()).set_head(&head);
+            }
+        }
+        &mut *slot.cast::<Slot>()
     };
     if !slot.has_head {
         ereport!(

@@ -1,6 +1,6 @@
 //! Small things about slots: what C does with macros and inline functions.
 
-use crate::table::{tid, unread, Open};
+use crate::table::{mvcc, tid, unread, Open};
 use loosekv_engine::run::Spot;
 use loosekv_engine::types::{Head, RowBuf, RowRef};
 use pgrx::pg_sys;
@@ -43,6 +43,29 @@ pub unsafe fn read_unread(slot: *mut TupleTableSlot) {
         super::slot::complete(slot, open.relid(), &open.info.codec, row.as_ref());
         drop(open);
         pg_sys::table_close(rel, pg_sys::NoLock as i32);
+    }
+}
+
+/// The head of the row version that a slot with given values names by its TID, as those have it that an index returns in another
+/// order than it finds them in.
+///
+/// # Safety
+/// `slot` is a slot; if it has the oid of a table, that is in use.
+pub unsafe fn head_of(slot: *mut TupleTableSlot) -> Option<Head> {
+    // SAFETY: by the contract.
+    unsafe {
+        if (*slot).tts_tableOid == pg_sys::InvalidOid || mvcc::row_id_of_tid(&(*slot).tts_tid).is_none() {
+            return None;
+        }
+        let rel = pg_sys::table_open((*slot).tts_tableOid, pg_sys::NoLock as i32);
+        let mut row = RowBuf::default();
+        let mut found = false;
+        if super::catalog::is_our_table(rel) {
+            let open = Open::new(rel);
+            found = open.ok(mvcc::row_of_tid(&open, &(*slot).tts_tid, &mut row));
+        }
+        pg_sys::table_close(rel, pg_sys::NoLock as i32);
+        found.then_some(row.head)
     }
 }
 

@@ -35,24 +35,6 @@ impl ByRow {
     pub fn fetch_row(&mut self, open: &Open, view: &mut View, row: RowId) -> Result<bool> {
         Ok(view.look_by_row(open, row, &mut self.row, &mut self.scratch)? == Sight::Seen)
     }
-
-    /// The next visible row with an id from `rows`, which is shortened from the end that is read.
-    pub fn next_of(
-        &mut self,
-        open: &Open,
-        view: &mut View,
-        rows: &mut std::ops::Range<u64>,
-        forward: bool,
-    ) -> Result<bool> {
-        loop {
-            let row = if forward { rows.next() } else { rows.next_back() };
-            let Some(row) = row else { return Ok(false) };
-            pgrx::check_for_interrupts!();
-            if self.fetch_row(open, view, RowId(row))? {
-                return Ok(true);
-            }
-        }
-    }
 }
 
 /// The row ids in a virtual block.

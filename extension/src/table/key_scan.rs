@@ -76,7 +76,7 @@ pub struct KeyScan {
     snapshot: pg_sys::Snapshot,
     wanted: Wanted,
     position: Position,
-    /// All rows are wanted, in any order: then these, which stand for as many ranges, give them.
+    /// All rows are wanted, in any order: then these, which stand for as many ranges, give them. One that is missing goes by key.
     any_order: bool,
     parts: Vec<Option<(TableCursor, Direction)>>,
     /// Of the range where we are; none when it is a single key.
@@ -137,6 +137,7 @@ impl KeyScan {
     /// Begins anew with other ranges.
     pub fn restart(&mut self, ranges: Vec<Range>) {
         self.rewind();
+        self.parts.clear();
         self.wanted = Wanted::Ranges(ranges);
         self.mark = None;
     }
@@ -145,6 +146,7 @@ impl KeyScan {
     /// to read yet.
     pub fn restart_at(&mut self, put: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         self.rewind();
+        self.parts.clear();
         let mut key = match std::mem::replace(&mut self.wanted, Wanted::Ranges(Vec::new())) {
             Wanted::Point(mut key) => {
                 key.clear();
@@ -160,12 +162,13 @@ impl KeyScan {
         single
     }
 
-    /// Begins anew.
+    /// Begins anew. Rows come in the same order as the first time, for a cursor may count them; where that is the order of keys, any
+    /// superversion has it.
     pub fn rewind(&mut self) {
         self.may_step = false;
-        if !self.parts.is_empty() {
-            self.parts.clear();
-            self.wanted = Wanted::Ranges(KeyScan::everything());
+        self.put_back();
+        for part in &mut self.parts {
+            *part = part.take().and_then(|(cursor, direction)| Some((cursor.again()?, direction)));
         }
         self.position = Position::Unstarted;
         self.cursor = None;
@@ -198,7 +201,7 @@ impl KeyScan {
 
     /// The next row; `row` tells it then.
     pub fn next(&mut self, open: &Open, direction: Direction) -> Result<bool> {
-        if self.any_order && self.position == Position::Unstarted && self.wanted.is_all() {
+        if self.any_order && self.position == Position::Unstarted && self.parts.is_empty() && self.wanted.is_all() {
             let parts = open.tree.scan_apart(direction)?;
             self.wanted = Wanted::Ranges(vec![Range { lower: Bound::Unbounded, upper: Bound::Unbounded }; parts.len()]);
             self.parts = parts.into_iter().map(|cursor| Some((cursor, direction))).collect();

@@ -26,8 +26,10 @@ pub struct TableScan {
     in_piece: bool,
     view: View,
     by_row: ByRow,
-    /// Row ids still to be read, of a range of TIDs or a virtual block.
+    /// Row ids of a range of TIDs, or those still to be read of a virtual block.
     rows: std::ops::Range<u64>,
+    /// Of a range of TIDs: one more than the row id that was read last.
+    at: Option<u64>,
     /// Of a bitmap's page: how many entries were read.
     entry: usize,
     /// Of a sample: the virtual block.
@@ -54,6 +56,7 @@ impl TableScan {
             view,
             by_row: ByRow::default(),
             rows: 0..0,
+            at: None,
             entry: 0,
             block: None,
             share: None,
@@ -61,9 +64,12 @@ impl TableScan {
     }
 
     pub fn rescan(&mut self) {
-        self.in_order.restart(KeyScan::everything());
-        self.in_piece = false;
+        match std::mem::take(&mut self.in_piece) {
+            true => self.in_order.restart(KeyScan::everything()),
+            false => self.in_order.rewind(),
+        }
         self.rows = 0..0;
+        self.at = None;
         self.entry = 0;
         self.block = None;
     }
@@ -111,16 +117,25 @@ impl TableScan {
             + u64::from(from.ip_posid.saturating_sub(1)).min(tid::ROWS_PER_BLOCK);
         let end = u64::from(tid::block_of(to)) * tid::ROWS_PER_BLOCK + u64::from(to.ip_posid).min(tid::ROWS_PER_BLOCK);
         let end = end.min(self.open.tree.next_row_id().0);
-        self.rows = first.min(end)..end;
+        (self.rows, self.at) = (first.min(end)..end, None);
     }
 
+    /// The next row of the range, in either direction: beyond its ends there is a place to come back from.
     pub fn next_in_tid_range(&mut self, direction: Direction) -> Result<Option<RowRef<'_>>> {
+        let (first, end) = (self.rows.start, self.rows.end);
         let forward = direction == Direction::Forward;
-        let found = self.by_row.next_of(&self.open, &mut self.view, &mut self.rows, forward)?;
-        if found {
-            recent::note_scanned(&self.open, self.by_row.row.as_ref());
+        let mut at = self.at.unwrap_or(if forward { first } else { end + 1 });
+        loop {
+            let row = if forward { Some(at) } else { at.checked_sub(2) }.filter(|row| self.rows.contains(row));
+            at = row.map_or(if forward { end + 1 } else { first }, |row| row + 1);
+            self.at = Some(at);
+            let Some(row) = row else { return Ok(None) };
+            pgrx::check_for_interrupts!();
+            if self.by_row.fetch_row(&self.open, &mut self.view, RowId(row))? {
+                recent::note_scanned(&self.open, self.by_row.row.as_ref());
+                return Ok(Some(self.by_row.row.as_ref()));
+            }
         }
-        Ok(found.then(|| self.by_row.row.as_ref()))
     }
 
     /// Begins with a page of a bitmap.
