@@ -180,3 +180,29 @@ INSERT INTO first SELECT makes_way(i), 1 FROM generate_series(3, 5) i;
 INSERT INTO first SELECT makes_way(i), 1 FROM generate_series(4, 5) i;
 SELECT * FROM first ORDER BY k;
 DROP TABLE first;
+
+-- Errors of functions, of whatever kind: the duplicate of a row before is the one that counts.
+CREATE TABLE kinds (k int PRIMARY KEY, v text);
+INSERT INTO kinds VALUES (1, 'x');
+CREATE SEQUENCE unused;
+CREATE FUNCTION fails(i int, code text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+    IF i = 5 THEN RAISE EXCEPTION 'no' USING ERRCODE = code; END IF;
+    RETURN i;
+END $$;
+INSERT INTO kinds SELECT i, CASE WHEN i = 5 THEN currval('unused')::text END FROM generate_series(1, 10) i;
+INSERT INTO kinds SELECT i, fails(i, '55P03') FROM generate_series(1, 10) i;
+INSERT INTO kinds SELECT i, fails(i, '55000') FROM generate_series(1, 10) i;
+INSERT INTO kinds SELECT i, fails(i, '54000') FROM generate_series(1, 10) i;
+INSERT INTO kinds SELECT i, fails(i, '25001') FROM generate_series(1, 10) i;
+INSERT INTO kinds SELECT i, fails(i, '55000') FROM generate_series(2, 10) i;
+DO $$ BEGIN
+    INSERT INTO kinds SELECT i, CASE WHEN i = 5 THEN currval('unused')::text END FROM generate_series(1, 10) i;
+EXCEPTION WHEN unique_violation THEN
+    RAISE NOTICE 'a duplicate, as expected';
+END $$;
+CREATE TABLE long_keys (k text PRIMARY KEY);
+INSERT INTO long_keys VALUES ('1');
+\set VERBOSITY sqlstate
+INSERT INTO long_keys SELECT CASE WHEN i = 5 THEN (SELECT string_agg(md5(j::text), '') FROM generate_series(1, 600) j) ELSE i::text END FROM generate_series(1, 10) i;
+\set VERBOSITY default
+SELECT * FROM kinds;

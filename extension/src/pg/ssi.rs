@@ -54,7 +54,17 @@ pub fn write_key(rel: pg_sys::Relation, key: &[u8]) {
 
 /// A version of this writer was passed over because the snapshot does not see it.
 pub fn passed_over(rel: pg_sys::Relation, writer: Writer, snapshot: pg_sys::Snapshot) {
-    let xid = xact::short(writer);
-    // SAFETY: as above.
-    unsafe { guarded!(CheckForSerializableConflictOut(rel, xid, snapshot)) };
+    // SAFETY: as above; the subtransaction log goes back to the oldest transaction that anybody here sees running.
+    unsafe {
+        let is_over = |xid| pg_sys::TransactionIdPrecedes(xid, pg_sys::TransactionXmin);
+        let mut xid = xact::short(writer);
+        if is_over(xid) {
+            return;
+        }
+        // PostgreSQL knows its conflicts by whole transactions.
+        xid = pg_sys::SubTransGetTopmostTransaction(xid);
+        if !is_over(xid) {
+            guarded!(CheckForSerializableConflictOut(rel, xid, snapshot));
+        }
+    }
 }

@@ -359,25 +359,26 @@ pub fn prepare(open: &Open, old: &RowBuf, change: Change) -> Result<Ready> {
 pub fn superseded(open: &Open, old: &RowBuf, newest: Newest, newest_row: &RowBuf, command: u32) -> Result<Refusal> {
     let mut refusal = Refusal::new(TM_Result::TM_Deleted, old.head.row_id);
     refusal.xmax = xact::short(newest.head.writer);
-    if newest.standing == Standing::Mine {
+    let mut of_this_life = RowBuf::default();
+    let (last, row) = if same_life(&newest.head, &old.head) {
+        (newest, newest_row)
+    } else {
+        // The key was deleted and has been inserted again, or another row has come to have it: what ended the life of `old`?
+        match mvcc::newest_of_life(open, old, &mut of_this_life)? {
+            Some(last) => (last, &of_this_life),
+            None => return Ok(refusal),
+        }
+    };
+    let (standing, last) = (last.standing, last.head);
+    refusal.xmax = xact::short(last.writer);
+    if standing == Standing::Mine {
         refusal.result = TM_Result::TM_Invisible;
-        if newest.head.command >= command {
-            refusal.cmax = newest.head.command;
+        if last.command >= command {
+            refusal.cmax = last.command;
             refusal.result = TM_Result::TM_SelfModified;
         }
         return Ok(refusal);
     }
-    let mut of_this_life = RowBuf::default();
-    let (last, row) = if same_life(&newest.head, &old.head) {
-        (newest.head, newest_row)
-    } else {
-        // The key was deleted and has been inserted again: what ended the life of `old`?
-        match mvcc::newest_of_life(open, old, &mut of_this_life)? {
-            Some(last) => (last.head, &of_this_life),
-            None => return Ok(refusal),
-        }
-    };
-    refusal.xmax = xact::short(last.writer);
     if !last.flags.is_tombstone() {
         refusal.result = TM_Result::TM_Updated;
         refusal.tid = tid::from_row(last.row_id);

@@ -3,7 +3,7 @@
 //! - ON CONFLICT on a table of ours: once the plan is set up, the indexes are opened here, and what the executor wants to
 //!   know of an arbiter is filled in; it would refuse to do so itself.
 //! - ON CONFLICT into a partitioned table: partitions' indexes are opened while the plan runs, so keys are masked then.
-//! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up.
+//! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up, and as long as it may be set up once more.
 //! - Rows of which a statement wants nothing but to replace them: they need not be read ([`replacing`]).
 //! - INSERT of many rows: they are gathered ([`batch`]) while the plan runs.
 //! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file.
@@ -102,7 +102,7 @@ unsafe fn run_gathering(targets: &batch::Targets, run: impl FnOnce()) {
 fn is_of_a_row(code: i32) -> bool {
     // A class is two characters of six bits each.
     let class = |name: &[u8; 2]| i32::from(name[0] - b'0') | i32::from(name[1] - b'0') << 6;
-    let others = [b"08", b"25", b"40", b"53", b"54", b"55", b"57", b"58", b"F0", b"XX"];
+    let others = [b"08", b"40", b"53", b"57", b"58", b"F0", b"XX"];
     !others.iter().any(|name| code & 0xfff == class(name))
 }
 
@@ -348,6 +348,7 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
         let outside = replacing::begin(query);
         let begun = BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query), outside };
         mask_targets(query);
+        mask_compared(query);
         begun
     }
 }
@@ -376,6 +377,19 @@ unsafe fn mask_targets(query: *mut QueryDesc) {
                 relam_mask::mask_partitions((**entry).relid, pg_sys::RowExclusiveLock);
             }
         }
+    }
+}
+
+/// Rows that have changed meanwhile are looked at with a plan that is set up while the statement runs.
+unsafe fn mask_compared(query: *mut QueryDesc) {
+    // SAFETY: the executor's query.
+    unsafe {
+        if !comes_back(query) {
+            return;
+        }
+        let mut indexes = Vec::new();
+        each_node_of(query, &mut |plan| indexes.extend(row_comparison(plan)));
+        indexes.into_iter().for_each(|index| relam_mask::mask(index, pg_sys::AccessShareLock));
     }
 }
 
