@@ -405,6 +405,10 @@ def promoted(primary, standby, writers, directory, seed):
     told = standby.try_sql("SELECT count(*) FROM fleeting").stderr
     if "ERROR:  0A000" not in told:
         raise lib.Failure(f"who reads an unlogged table on a standby is told: {told}")
+    for function in "flush", "compact":
+        told = standby.try_sql(f"SELECT loosekv.{function}('l1')").stderr
+        if "ERROR:  25006" not in told:
+            raise lib.Failure(f"who calls loosekv.{function} on a standby is told: {told}")
     primary.stop("immediate")
     cursor = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -7,6 +7,9 @@ use pgrx::pg_sys;
 /// Transaction ids below this one are no transactions: a row of such a writer was frozen when it was written.
 const FIRST_NORMAL: u64 = pg_sys::TransactionId::FIRST_NORMAL.into_inner() as u64;
 
+/// Of rows that are frozen when they are written.
+pub const FROZEN: Writer = Writer(pg_sys::TransactionId::FROZEN.into_inner() as u64);
+
 /// The 32 bits that PostgreSQL's own functions take.
 #[inline]
 pub fn xid(writer: Writer) -> pg_sys::TransactionId {

@@ -85,15 +85,22 @@ pub(super) fn may_look(table: Oid) -> pg_sys::AclResult::Type {
     }
 }
 
+fn not_in_recovery(command: &std::ffi::CStr) {
+    // SAFETY: raises an error on a standby; the text is constant.
+    unsafe { pg_sys::PreventCommandDuringRecovery(command.as_ptr()) };
+}
+
 /// Writes the table's memtables to runs.
 #[pg_extern(volatile, parallel_unsafe)]
 fn loosekv_flush(table: Oid) {
+    not_in_recovery(c"loosekv.flush()");
     with_table(table, pg_sys::RowExclusiveLock, is_owner, table_vacuum::flush);
 }
 
 /// Flushes, and merges all runs into one.
 #[pg_extern(volatile, parallel_unsafe)]
 fn loosekv_compact(table: Oid) {
+    not_in_recovery(c"loosekv.compact()");
     with_table(table, pg_sys::RowExclusiveLock, is_owner, |open| {
         table_vacuum::flush(open);
         table_vacuum::merge(open, true);

@@ -110,6 +110,7 @@ unsafe extern "C-unwind" fn build_guarded(
         let result = pg_sys::palloc0(size_of::<pg_sys::IndexBuildResult>()).cast::<pg_sys::IndexBuildResult>();
         if !(*(*index).rd_index).indisprimary {
             // The copy that REINDEX CONCURRENTLY makes: the table is in its order already.
+            require_key_of(table, index);
             return result;
         }
         let rows = match adopt(table, index) {
@@ -122,6 +123,48 @@ unsafe extern "C-unwind" fn build_guarded(
         (*result).heap_tuples = rows;
         (*result).index_tuples = rows;
         result
+    }
+}
+
+/// An index that is not the primary key serves as long as it has the same columns.
+unsafe fn require_key_of(table: Relation, index: Relation) {
+    // SAFETY: both are open.
+    let same = unsafe {
+        let copy = KeyCodec::for_index(index).unwrap_or_else(|unsupported| unsupported.report());
+        info::of(table).codec.key.same_format(&copy)
+    };
+    if !same {
+        let name = error::relation_name(index);
+        error::unsupported(
+            format!("index \"{name}\" is a copy of a primary key that its table has no more"),
+            "REINDEX CONCURRENTLY has left it when it failed. Drop it with DROP INDEX.",
+        );
+    }
+}
+
+/// The key is about to change: a copy of it, which REINDEX CONCURRENTLY has left when it failed, would not be true any more.
+///
+/// # Safety
+/// The table is open.
+pub unsafe fn require_no_copies(table: Relation, key: pg_sys::Oid) {
+    // SAFETY: by the contract.
+    unsafe {
+        let list = pg_sys::RelationGetIndexList(table);
+        for oid in catalog::oids(list).into_iter().filter(|oid| *oid != key) {
+            let index = pg_sys::index_open(oid, pg_sys::NoLock as i32);
+            let (ours, name) = (catalog::is_our_index(index), error::relation_name(index));
+            pg_sys::index_close(index, pg_sys::NoLock as i32);
+            if ours {
+                let table = error::relation_name(table);
+                error::unsupported(
+                    format!(
+                        "cannot change the primary key of table \"{table}\" while index \"{name}\" is a copy of it"
+                    ),
+                    "REINDEX CONCURRENTLY has left it when it failed. Drop it with DROP INDEX first.",
+                );
+            }
+        }
+        pg_sys::list_free(list);
     }
 }
 
@@ -142,10 +185,11 @@ unsafe fn adopt(table: Relation, index: Relation) -> Rekeyed {
             info::note_format(relid, file, target);
             return Rekeyed::Done { rows: (*(*table).rd_rel).reltuples.max(0.0).into() };
         }
+        require_no_copies(table, (*index).rd_id);
         let open = Open::new(table);
         let untouched = open.tree.next_row_id().0 == 0;
         drop(open);
-        if untouched {
+        if untouched && goes_with_its_file(table) {
             info::note_format(relid, file, target);
             return Rekeyed::Done { rows: 0.0 };
         }
@@ -154,6 +198,18 @@ unsafe fn adopt(table: Relation, index: Relation) -> Rekeyed {
             rebuild_others(table, (*index).rd_id);
         }
         rekeyed
+    }
+}
+
+/// Whether what is noted of the table's file need not be undone when the current subtransaction is rolled back: it is the transaction
+/// itself, or it has made the file.
+unsafe fn goes_with_its_file(table: Relation) -> bool {
+    // SAFETY: the table is open; process state.
+    unsafe {
+        let current = pg_sys::GetCurrentSubTransactionId();
+        raw::GetCurrentTransactionNestLevel() == 1
+            || (*table).rd_createSubid == current
+            || (*table).rd_newRelfilenodeSubid == current
     }
 }
 

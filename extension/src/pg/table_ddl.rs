@@ -18,7 +18,9 @@ pub unsafe extern "C-unwind" fn set_new_file(
 ) {
     // SAFETY: the caller's pointers. A file without pages is an empty table: its first page is made when it is first used.
     unsafe {
-        *freeze_xid = pg_sys::RecentXmin;
+        // What a change of key copies keeps its writer if that is not below the oldest that somebody does not see.
+        let oldest = xact::oldest_visible(rel).min(xact::full(pg_sys::RecentXmin));
+        *freeze_xid = pg_sys::TransactionId::from(oldest as u32);
         *min_multi = pg_sys::GetOldestMultiXactId();
         let smgr = pg_sys::RelationCreateStorage(*node, persistence, true);
         if persistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED {

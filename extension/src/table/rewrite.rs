@@ -7,7 +7,8 @@ use super::write::Draft;
 use super::{put_unkeyed, recent, Open};
 use crate::codec::key::KeyCodec;
 use crate::codec::row::RowLayout;
-use crate::pg::{catalog, file_copy, slots};
+use crate::host::writers;
+use crate::pg::{catalog, file_copy, slots, xact};
 use crate::work::memory;
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Direction, Hint, NewRow};
@@ -62,9 +63,9 @@ pub fn copy_versions(from: &Open, to: &Open, oldest: u64) -> Result<Counts> {
                 slots::store(slot, from, row.as_ref());
                 from.draft_body(slot, &mut body);
             }
-            append_as_is(to, &row.key, &body, &row.head)?;
+            append_as_is(to, &row.key, &body, &row.head, oldest)?;
         } else {
-            append_as_is(to, &row.key, &row.body, &row.head)?;
+            append_as_is(to, &row.key, &row.body, &row.head, oldest)?;
         }
     }
     // SAFETY: made above.
@@ -104,9 +105,12 @@ fn worth(open: &Open, row: &RowBuf, oldest: u64, scratch: &mut RowBuf) -> Result
     })
 }
 
-fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head) -> Result<()> {
+/// A version that is not aborted. If everybody sees its writer it is written as frozen: where it comes from that is known for good,
+/// and the commit log may have forgotten the writer, or do so soon, for PostgreSQL takes the new file's rows to be as young as it is.
+fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head, oldest: u64) -> Result<()> {
     let flags = head.flags.without(Flags::POINTER).without(Flags::SPECULATIVE);
-    let Head { writer, command, incarnation, .. } = *head;
+    let Head { command, incarnation, .. } = *head;
+    let writer = if head.writer.0 < oldest { writers::FROZEN } else { head.writer };
     memory::append(&to.tree, &[NewRow { key, body, writer, command, flags, incarnation, expect: None }])?;
     Ok(())
 }
@@ -137,6 +141,7 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
         let mut cursor = from.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward)?;
         let (mut row, mut draft) = (RowBuf::default(), Draft::default());
         let mut rows = 0.0;
+        let oldest = xact::oldest_visible(rel);
         while view.next(&from, &mut cursor, &mut row)? {
             pgrx::check_for_interrupts!();
             slots::store(slot, &from, row.as_ref());
@@ -150,7 +155,7 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
                 draft.key.clear();
                 put_unkeyed(&mut draft.key);
             }
-            append_as_is(&to, &draft.key, &draft.body, &row.head)?;
+            append_as_is(&to, &draft.key, &draft.body, &row.head, oldest)?;
             rows += 1.0;
         }
         pg_sys::ExecDropSingleTupleTableSlot(slot);

@@ -66,7 +66,9 @@ unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _a
         unread::rolled_back(0);
         crate::host::progress::ended();
         object_access::forget();
-        utility::forget();
+        if event == XACT_EVENT_ABORT {
+            utility::failed();
+        }
         publications::forget();
         options::forget();
         explain::forget();

@@ -185,6 +185,7 @@ pub fn rewrite_keyless() {
             if catalog::is_our_table(rel) && catalog::key_index_of(rel).is_none() {
                 let current = info::of(rel).codec.key.clone();
                 if !current.is_row_id() {
+                    index_am::require_no_copies(rel, Oid::INVALID);
                     let rekeyed = error::or_report(rel, rewrite::rekey(rel, current, KeyCodec::row_id()));
                     debug_assert!(matches!(rekeyed, Rekeyed::Done { .. }));
                     index_am::rebuild_others(rel, Oid::INVALID);

@@ -129,12 +129,9 @@ fn restore_prefetch() {
     }
 }
 
-/// The transaction is over. (VACUUM runs several: the setting stays in force until the statement has ended or failed.)
-pub fn forget() {
-    // SAFETY: reads process state.
-    if PREFETCH.get().is_some() && unsafe { !pg_sys::IsTransactionState() } {
-        restore_prefetch();
-    }
+/// The transaction has failed, and with it the statement. (VACUUM commits several: the setting stays in force until it has ended.)
+pub fn failed() {
+    restore_prefetch();
 }
 
 /// LIKE INCLUDING INDEXES names our access method; to the parser the key is a btree. Nobody else may name it.
