@@ -375,7 +375,7 @@ fn forget_wholes(goes: impl Fn(&Whole) -> bool) {
     });
 }
 
-/// This transaction's whole tables, when it ends.
+/// Whole tables of this transaction, when it ends, or the part of it that took them.
 pub fn forget_own_wholes(writers: &[Writer]) {
     forget_wholes(|whole| writers.contains(&Writer(whole.writer)));
 }
@@ -394,6 +394,14 @@ pub fn tidy(tag: &Tag) {
             partition.sweep(chain, |entry| writers.binary_search(&entry.writer).is_ok());
         }
     });
+}
+
+/// Makes room for whole tables: removes those of writers that have ended.
+pub fn tidy_wholes() {
+    let mut writers: Vec<u64> =
+        in_wholes(|wholes, count| wholes.iter().take(*count).map(|whole| whole.writer).collect());
+    writers.retain(|writer| xact::has_ended(Writer(*writer)));
+    forget_wholes(|whole| writers.contains(&whole.writer));
 }
 
 /// Locks a whole table. False: there is no room for that either.

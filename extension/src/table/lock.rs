@@ -68,7 +68,7 @@ impl Line {
 
     /// Waits until nobody else is before us.
     pub fn get_in(&mut self, lock: &KeyLock) {
-        if self.exempt || self.lined_up || row_locks::holds(&lock.tag, Mode::LockTupleKeyShare) {
+        if self.exempt || self.lined_up || lock.is_held_somehow() {
             return;
         }
         batch::before_wait();
@@ -104,6 +104,12 @@ impl KeyLock {
         KeyLock { tag: Tag { database, table: u32::from(open.relid()), key: key_hash(key) } }
     }
 
+    /// This transaction has the row or the whole table, in whatever mode.
+    fn is_held_somehow(&self) -> bool {
+        let (tag, weakest) = (&self.tag, Mode::LockTupleKeyShare);
+        row_locks::holds(tag, weakest) || !WHOLE.with_borrow(Vec::is_empty) && row_locks::holds_whole(tag, weakest)
+    }
+
     /// Takes the lock.
     pub fn take(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Got {
         let me = xact::current_writer();
@@ -122,7 +128,10 @@ impl KeyLock {
                 Attempt::Full => {
                     row_locks::tidy(&self.tag);
                     match row_locks::attempt(self.tag, mode, me) {
-                        Attempt::Full => return self.take_whole(open, mode, policy),
+                        Attempt::Full => {
+                            let got = self.take_whole(open, mode, policy);
+                            return got.unwrap_or_else(|| no_room(open));
+                        }
                         Attempt::Taken => {
                             row_locks::give_back(self.tag, mode, me);
                             continue;
@@ -156,30 +165,27 @@ impl KeyLock {
         true
     }
 
-    /// Locks the whole table instead.
-    fn take_whole(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Got {
+    /// Locks the whole table instead. `None`: there is no room for that either.
+    fn take_whole(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Option<Got> {
         let me = xact::current_writer();
         if row_locks::holds_whole(&self.tag, mode) {
-            return Got::Held;
+            return Some(Got::Held);
         }
         if !row_locks::add_whole(self.tag, mode, me) {
-            error::raise(
-                PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
-                format!("no room for another row lock in table \"{}\"", open.name()),
-                Some(
-                    "Too many transactions hold too many row locks. Commit earlier, or lock the table with LOCK TABLE.",
-                ),
-            );
+            row_locks::tidy_wholes();
+            if !row_locks::add_whole(self.tag, mode, me) {
+                return None;
+            }
         }
         WHOLE.with_borrow_mut(|whole| whole.push(me));
         while let Some((tag, writer)) = row_locks::conflicting_row(&self.tag, mode) {
             if !self.wait(open, &tag, writer, policy) {
                 row_locks::give_back_whole(&self.tag, mode, me);
                 WHOLE.with_borrow_mut(Vec::pop);
-                return self.blocked(open, policy);
+                return Some(self.blocked(open, policy));
             }
         }
-        Got::Held
+        Some(Got::Held)
     }
 
     /// Looks for the lock of a prepared transaction. `Some(false)`: there was one, begin again; `None`: there is one.
@@ -213,7 +219,8 @@ impl KeyLock {
             kept.push(Kept { tag, mode, writer });
             kept.len() >= MOST_ROWS && kept.iter().filter(|kept| kept.tag.table == tag.table).count() >= MOST_ROWS
         });
-        if many && self.take_whole(open, mode, Policy::LockWaitSkip) == Got::Held {
+        // Where that cannot be had, for somebody has rows of it or there is no room, it stays with its rows.
+        if many && self.take_whole(open, mode, Policy::LockWaitSkip) == Some(Got::Held) {
             // All of the weaker locks are in it.
             KEPT.with_borrow_mut(|kept| {
                 kept.retain(|kept| {
@@ -270,6 +277,14 @@ pub fn not_available(open: &Open) -> ! {
     )
 }
 
+fn no_room(open: &Open) -> ! {
+    error::raise(
+        PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+        format!("no room for another row lock in table \"{}\"", open.name()),
+        Some("Too many transactions hold too many row locks. Commit earlier, or lock the table with LOCK TABLE."),
+    )
+}
+
 /// What a row lock of a prepared transaction is called in PostgreSQL's lock table.
 fn lock_mode(mode: Mode::Type) -> pg_sys::LOCKMODE {
     let lock = match mode {
@@ -310,27 +325,43 @@ pub fn before_prepare() {
             "Lock fewer rows, or the table with LOCK TABLE.",
         );
     }
-    let locks: Vec<_> = KEPT.with_borrow(|kept| {
-        let live = kept.iter().filter(|kept| xact::is_mine(kept.writer));
-        live.map(|kept| (prepared_tag(&kept.tag), lock_mode(kept.mode))).collect()
-    });
+    let locks: Vec<_> =
+        KEPT.with_borrow(|kept| kept.iter().map(|kept| (prepared_tag(&kept.tag), lock_mode(kept.mode))).collect());
     for (tag, lock) in locks {
         // SAFETY: an ordinary transaction lock, which goes into the transaction's state file; errors unwind.
         unsafe { pg_sys::LockAcquire(&raw const tag, lock, false, false) };
     }
 }
 
+/// A subtransaction is rolled back: what it and its children have locked is free. They took it last, for both lists are in the
+/// order of age.
+pub fn rolled_back() {
+    let live = |writer: &Writer| xact::is_mine(*writer);
+    let kept = KEPT.with_borrow_mut(|kept| {
+        let first = kept.iter().rposition(|kept| live(&kept.writer)).map_or(0, |last| last + 1);
+        kept.split_off(first)
+    });
+    let whole = WHOLE.with_borrow_mut(|whole| {
+        let first = whole.iter().rposition(live).map_or(0, |last| last + 1);
+        whole.split_off(first)
+    });
+    give_back(&kept, &whole);
+}
+
 /// The transaction is over. A prepared one keeps its entries: its writers still run.
 pub fn end_of_transaction(prepared: bool) {
     let kept = KEPT.with_borrow_mut(std::mem::take);
     let whole = WHOLE.with_borrow_mut(std::mem::take);
-    if prepared {
-        return;
+    if !prepared {
+        give_back(&kept, &whole);
     }
-    for kept in &kept {
+}
+
+fn give_back(kept: &[Kept], whole: &[Writer]) {
+    for kept in kept {
         row_locks::give_back(kept.tag, kept.mode, kept.writer);
     }
     if !whole.is_empty() {
-        row_locks::forget_own_wholes(&whole);
+        row_locks::forget_own_wholes(whole);
     }
 }

@@ -92,6 +92,7 @@ unsafe extern "C-unwind" fn subtransaction_ended(
         explain::rolled_back(level);
         batch::rolled_back(level);
         unread::rolled_back(level);
+        lock::rolled_back();
     }
 }
 
