@@ -8,9 +8,11 @@
 //! | partition: 256 chains, 1024 entries | ... 64 times | whole tables: 128 |      each with an LWLock
 //! ```
 //!
-//! A transaction that locks very many rows of a table, or finds no room, locks the whole table instead, in the same mode. Who
-//! takes a row lock looks for those after he has made his entry; who locks a table looks for rows after he has made his: so
-//! one of two sees the other.
+//! A transaction that locks very many rows of a table, or finds no room, locks the whole table instead, in the same mode. That
+//! means all of its rows but those that others hold at that moment, by an entry of their own or by a new version of the row: so
+//! nobody has to be waited for. What a whole table keeps from others are new entries ([`ask_wholes`]). Rows are locked, and
+//! wholes asked about, in one hold of the partition's lock: who locks a whole table and looks into a chain after that sees
+//! all entries that were made without regard to it.
 
 use super::bindings::{LWLockAcquire, LWLockRelease};
 use super::bindings_am::raw;
@@ -38,10 +40,14 @@ pub struct Tag {
 }
 
 impl Tag {
+    /// The key's own hash is spread by its upper bits alone where keys of eight bytes differ in the last ones (bigint).
     fn hash(&self) -> u64 {
-        let hash =
+        let mut hash =
             self.key ^ u64::from(self.table).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(self.database) << 32;
-        hash ^ hash >> 29
+        for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+            hash = (hash ^ hash >> 33).wrapping_mul(factor);
+        }
+        hash ^ hash >> 33
     }
 
     fn partition(&self) -> usize {
@@ -246,38 +252,65 @@ pub enum Attempt {
     Full,
 }
 
-/// One attempt to lock a key, without waiting for anybody.
-pub fn attempt(tag: Tag, mode: Mode, me: Writer) -> Attempt {
-    let attempt = in_partition(tag.partition(), |partition| {
-        let mut held = false;
-        for (_, entry) in partition.walk(tag.chain()) {
-            if entry.tag != tag {
-                continue;
-            }
+/// One attempt to lock a key, without waiting for anybody. `changed`: the newest version of the row is this transaction's, and
+/// stands for a lock in this mode.
+pub fn attempt(tag: Tag, mode: Mode, me: Writer, changed: Option<Mode>) -> Attempt {
+    in_partition(tag.partition(), |partition| {
+        let (mut mine, mut others) = (None, None);
+        for (_, entry) in partition.walk(tag.chain()).filter(|(_, entry)| entry.tag == tag) {
             let writer = Writer(entry.writer);
             if xact::is_mine(writer) {
-                held |= entry.mode >= mode;
+                mine = mine.max(Some(entry.mode));
             } else if conflict(entry.mode, mode) {
                 return Attempt::Blocked(writer);
+            } else {
+                others = others.max(Some(entry.mode));
             }
         }
-        if held {
+        if mine >= Some(mode) {
             return Attempt::Held;
+        }
+        if let Some(attempt) = ask_wholes(&tag, mode, mine.max(changed), others) {
+            return attempt;
         }
         match partition.add(tag.chain(), Entry { tag, writer: me.0, mode, next: NONE }) {
             true => Attempt::Taken,
             false => Attempt::Full,
         }
-    });
-    if matches!(attempt, Attempt::Taken | Attempt::Held) {
-        if let Some(writer) = blocked_by_whole(&tag, mode) {
-            if attempt == Attempt::Taken {
-                give_back(tag, mode, me);
-            }
-            return Attempt::Blocked(writer);
-        }
+    })
+}
+
+/// What those who have locked the whole table mean for a row which no entry keeps from us. `mine` and `others`: the strongest
+/// mode in which the row is held by itself, by us (or changed) and by others.
+///
+/// A row is excepted from a whole table as long as somebody else goes on holding it, by itself, in a mode that conflicts with the
+/// whole's: he cannot have begun with that later. So he may lock it in a stronger mode, too, while to the owner of the whole
+/// table it is a row like any other, which he locks by itself.
+fn ask_wholes(tag: &Tag, mode: Mode, mine: Option<Mode>, others: Option<Mode>) -> Option<Attempt> {
+    let table = TABLE.load(Acquire);
+    // SAFETY: laid out at startup (a lock was taken on it just now).
+    if unsafe { (*table).whole_count.load(SeqCst) } == 0 {
+        return None;
     }
-    attempt
+    let excepted = |whole: &Whole, held: Option<Mode>| held.is_some_and(|held| conflict(whole.mode, held));
+    in_wholes(|wholes, count| {
+        let mut held = false;
+        for whole in wholes.iter().take(*count).filter(|whole| whole.tag.is_of_same_table(tag)) {
+            let writer = Writer(whole.writer);
+            if xact::is_mine(writer) {
+                held |= covers(whole.mode, mode) && !excepted(whole, others);
+            } else if conflict(whole.mode, mode) && !excepted(whole, mine) {
+                return Some(Attempt::Blocked(writer));
+            }
+        }
+        held.then_some(Attempt::Held)
+    })
+}
+
+/// A whole table in one mode makes locks of its rows in another one needless. KEY SHARE is no part of a stronger one: it may be had
+/// on a row that somebody else has changed, whom a stronger whole does not keep from changing it again, nor its key.
+pub fn covers(whole: Mode, mode: Mode) -> bool {
+    whole == mode || whole > mode && mode > pg_sys::LockTupleMode::LockTupleKeyShare
 }
 
 /// Whether there may be row locks of which this table knows nothing: those of transactions that were prepared before the server
@@ -309,21 +342,7 @@ pub fn holds(tag: &Tag, mode: Mode) -> bool {
     })
 }
 
-fn blocked_by_whole(tag: &Tag, mode: Mode) -> Option<Writer> {
-    let table = TABLE.load(Acquire);
-    // SAFETY: laid out at startup (a lock was taken on it just now).
-    if unsafe { (*table).whole_count.load(SeqCst) } == 0 {
-        return None;
-    }
-    in_wholes(|wholes, count| {
-        let mut others = wholes.iter().take(*count).filter(|whole| whole.tag.is_of_same_table(tag));
-        others
-            .find(|whole| conflict(whole.mode, mode) && !xact::is_mine(Writer(whole.writer)))
-            .map(|w| Writer(w.writer))
-    })
-}
-
-/// This transaction has locked the whole table, in this mode or a stronger one.
+/// This transaction has locked the whole table (but for rows that others hold), in this mode or a stronger one.
 pub fn holds_whole(tag: &Tag, mode: Mode) -> bool {
     in_wholes(|wholes, count| {
         let mut mine = wholes.iter().take(*count).filter(|whole| whole.tag.is_of_same_table(tag) && whole.mode >= mode);
@@ -349,6 +368,20 @@ pub fn give_back_weaker(tag: Tag, mode: Mode, me: Writer) {
     in_partition(tag.partition(), |partition| {
         partition.sweep(tag.chain(), |entry| entry.tag == tag && entry.writer == me.0 && entry.mode <= mode);
     });
+}
+
+/// Removes one entry of ours that a whole table in this mode, locked since, makes needless. False: it does not, for somebody else
+/// holds the row as well, which may so be excepted.
+pub fn give_back_to_whole(tag: Tag, mode: Mode, me: Writer, whole: Mode) -> bool {
+    let needless = covers(whole, mode)
+        && in_partition(tag.partition(), |partition| {
+            let mut entries = partition.walk(tag.chain()).filter(|(_, entry)| entry.tag == tag);
+            !entries.any(|(_, entry)| conflict(entry.mode, whole) && !xact::is_mine(Writer(entry.writer)))
+        });
+    if needless {
+        give_back(tag, mode, me);
+    }
+    needless
 }
 
 /// A writer has ended: removes what he has in this key's chain, and whole tables.
@@ -404,50 +437,68 @@ pub fn tidy_wholes() {
     forget_wholes(|whole| writers.contains(&whole.writer));
 }
 
-/// Locks a whole table. False: there is no room for that either.
-pub fn add_whole(tag: Tag, mode: Mode, me: Writer) -> bool {
+/// Locks a whole table, as far as others do not hold rows of it. It is blocked only by those who have locked it as well.
+pub fn attempt_whole(tag: Tag, mode: Mode, me: Writer) -> Attempt {
     in_wholes(|wholes, count| {
-        let Some(place) = wholes.get_mut(*count) else { return false };
+        for whole in wholes.iter().take(*count).filter(|whole| whole.tag.is_of_same_table(&tag)) {
+            let writer = Writer(whole.writer);
+            match xact::is_mine(writer) {
+                true if whole.mode == mode => return Attempt::Held,
+                false if conflict(whole.mode, mode) => return Attempt::Blocked(writer),
+                _ => {}
+            }
+        }
+        let Some(place) = wholes.get_mut(*count) else { return Attempt::Full };
         *place = Whole { tag, writer: me.0, mode };
         *count += 1;
-        true
+        Attempt::Taken
     })
 }
 
-/// Removes the entry that [`add_whole`] made last.
-pub fn give_back_whole(tag: &Tag, mode: Mode, me: Writer) {
-    in_wholes(|wholes, count| {
-        let is_it = |whole: &Whole| whole.tag.is_of_same_table(tag) && whole.writer == me.0 && whole.mode == mode;
-        if let Some(at) = wholes.iter().take(*count).rposition(is_it) {
-            wholes.copy_within(at + 1..*count, at);
-            *count -= 1;
-        }
-    });
-}
-
-/// Somebody else's entry for a row of the table that conflicts with this mode.
-pub fn conflicting_row(tag: &Tag, mode: Mode) -> Option<(Tag, Writer)> {
-    (0..PARTITIONS)
-        .find_map(|number| {
-            in_partition(number, |partition| {
-                (0..CHAINS).find_map(|chain| {
-                    let mut entries = partition.walk(chain).map(|(_, entry)| entry);
-                    entries
-                        .find(|entry| {
-                            entry.tag.is_of_same_table(tag)
-                                && conflict(entry.mode, mode)
-                                && !xact::is_mine(Writer(entry.writer))
-                        })
-                        .map(|entry| (entry.tag, Writer(entry.writer)))
+/// Whether others hold rows of the table in modes that conflict with this one.
+pub fn others_hold_rows(tag: &Tag, mode: Mode) -> bool {
+    let conflicting_row = |number| {
+        in_partition(number, |partition| {
+            let mut entries = (0..CHAINS).flat_map(|chain| partition.walk(chain).map(|(_, entry)| entry));
+            entries
+                .find(|entry| {
+                    entry.tag.is_of_same_table(tag)
+                        && conflict(entry.mode, mode)
+                        && !xact::is_mine(Writer(entry.writer))
                 })
-            })
+                .map(|entry| (entry.tag, Writer(entry.writer)))
         })
-        .or_else(|| blocked_by_whole(tag, mode).map(|writer| (*tag, writer)))
+    };
+    (0..PARTITIONS).any(|number| match conflicting_row(number) {
+        Some((found, writer)) if xact::has_ended(writer) => {
+            tidy(&found);
+            conflicting_row(number).is_some()
+        }
+        found => found.is_some(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::conflict;
+    use super::{conflict, Tag, CHAINS, PARTITIONS};
+    use crate::table::key_hash;
+    use std::collections::HashMap;
+
+    #[test]
+    fn keys_are_spread_evenly() {
+        let most = |places: &mut dyn Iterator<Item = usize>| {
+            let mut count = HashMap::new();
+            places.for_each(|place| *count.entry(place).or_insert(0) += 1);
+            count.into_values().max().unwrap_or(0)
+        };
+        let keys = |width: usize| (0..8192u64).map(move |i| key_hash(&i.to_be_bytes()[8 - width..]));
+        for width in [4, 8] {
+            let tags: Vec<Tag> = keys(width).map(|key| Tag { database: 5, table: 16400, key }).collect();
+            // Evenly these are 128 and 32.
+            assert!(most(&mut tags.iter().map(Tag::partition)) < 2 * tags.len() / PARTITIONS, "keys of {width} bytes");
+            assert!(most(&mut tags.iter().map(Tag::chain)) < 3 * tags.len() / CHAINS, "keys of {width} bytes");
+        }
+    }
 
     #[test]
     fn modes_conflict_as_heaps_do() {

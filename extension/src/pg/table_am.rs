@@ -667,7 +667,7 @@ fn lock_unread(open: &Open, unread: RowId, mode: LockTupleMode::Type, row: &mut 
     let got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
     if got != Got::WouldBlock && open.tree.is_as_observed(&row.key, observed) {
         if got == Got::Locked {
-            lock.keep(open, mode);
+            lock.keep(mode);
         }
         unread::locked(unread);
         return Unread::Locked;
@@ -696,7 +696,7 @@ fn lock_version(
     mode: LockTupleMode::Type,
     policy: LockWaitPolicy::Type,
 ) -> Locking {
-    let lock = KeyLock::on(open, &row.key);
+    let lock = KeyLock::on_row(open, row);
     let mut line = Line::new(mode, super::xact::is_mine(row.head.writer));
     let locking = loop {
         match try_to_lock(open, row, command, mode, policy, (&lock, &mut line)) {
@@ -749,7 +749,7 @@ fn try_to_lock(
     let tried = lock_taken(open, row, change, mode, policy);
     if got == Got::Locked {
         match tried {
-            Tried::Done(Locking::Locked) => lock.keep(open, mode),
+            Tried::Done(Locking::Locked) => lock.keep(mode),
             _ => lock.release(mode),
         }
     }

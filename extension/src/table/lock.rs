@@ -17,19 +17,23 @@
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
 //! locks as well, and if there were prepared transactions when this server started everybody looks for those too.
 
-use super::{key_hash, Open};
+use super::{key_hash, write, Open};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::row_locks::{self, Attempt, Tag};
 use crate::pg::{batch, error, xact};
-use loosekv_engine::types::{Fate, Writer};
+use loosekv_engine::types::{Fate, RowBuf, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
 use pgrx::pg_sys::LockWaitPolicy as Policy;
 use pgrx::PgSqlErrorCode;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-/// A transaction that holds so many row locks in a table locks all of it.
+/// A transaction that holds so many row locks in a table locks all of it, if nobody else has locked rows that it could not have.
 const MOST_ROWS: usize = 8192;
+/// Half of what there is room for: with so many it does so in any case.
+const FAR_TOO_MANY: usize = 32768;
+/// From [`MOST_ROWS`] on they are counted whenever so many have been added.
+const COUNTED_EVERY: usize = 1024;
 /// Row locks that a statement may take before it changes the first of their rows: few, for there is room for so many in the table.
 pub const MOST_GATHERED: usize = 32;
 /// Row locks that PREPARE TRANSACTION takes along.
@@ -46,8 +50,13 @@ static KEPT: ProcessLocal<RefCell<Vec<Kept>>> = ProcessLocal::new(RefCell::new(V
 /// The writers in whose name it has locked whole tables.
 static WHOLE: ProcessLocal<RefCell<Vec<Writer>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
+/// Locks to be kept before they are counted again.
+static UNCOUNTED: ProcessLocal<Cell<usize>> = ProcessLocal::new(Cell::new(0));
+
 pub struct KeyLock {
     tag: Tag,
+    /// The newest version of the row is this transaction's, and stands for a lock in this mode.
+    changed: Option<Mode::Type>,
 }
 
 /// A place in the line of those who wait for a row: a heavyweight lock, whose queue is the line. Whoever holds it waits for
@@ -101,7 +110,13 @@ impl KeyLock {
     pub fn on(open: &Open, key: &[u8]) -> KeyLock {
         // SAFETY: a plain variable of this process.
         let database = u32::from(unsafe { pg_sys::MyDatabaseId });
-        KeyLock { tag: Tag { database, table: u32::from(open.relid()), key: key_hash(key) } }
+        KeyLock { tag: Tag { database, table: u32::from(open.relid()), key: key_hash(key) }, changed: None }
+    }
+
+    /// On a row of which this version has been read.
+    pub fn on_row(open: &Open, row: &RowBuf) -> KeyLock {
+        let changed = xact::is_mine(row.head.writer).then(|| write::stands_for(&row.head));
+        KeyLock { changed, ..KeyLock::on(open, &row.key) }
     }
 
     /// This transaction has the row or the whole table, in whatever mode.
@@ -113,34 +128,27 @@ impl KeyLock {
     /// Takes the lock.
     pub fn take(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Got {
         let me = xact::current_writer();
-        if !WHOLE.with_borrow(Vec::is_empty) && row_locks::holds_whole(&self.tag, mode) {
-            return Got::Held;
+        if !self.pass_prepared(mode, policy) {
+            return self.blocked(open, policy);
         }
+        let mut tidied = false;
         loop {
-            let blocker = match row_locks::attempt(self.tag, mode, me) {
+            let blocker = match row_locks::attempt(self.tag, mode, me, self.changed) {
+                Attempt::Taken => return Got::Locked,
                 Attempt::Held => return Got::Held,
-                Attempt::Taken => match self.prepared_ones(mode, policy) {
-                    Some(true) => return Got::Locked,
-                    Some(false) => continue,
-                    None => return self.blocked(open, policy),
-                },
                 Attempt::Blocked(writer) => writer,
-                Attempt::Full => {
+                Attempt::Full if !tidied => {
                     row_locks::tidy(&self.tag);
-                    match row_locks::attempt(self.tag, mode, me) {
-                        Attempt::Full => {
-                            let got = self.take_whole(open, mode, policy);
-                            return got.unwrap_or_else(|| no_room(open));
-                        }
-                        Attempt::Taken => {
-                            row_locks::give_back(self.tag, mode, me);
-                            continue;
-                        }
-                        _ => continue,
-                    }
+                    tidied = true;
+                    continue;
                 }
+                Attempt::Full => match self.lock_whole(mode, me) {
+                    Attempt::Taken | Attempt::Held => continue,
+                    Attempt::Blocked(writer) => writer,
+                    Attempt::Full => no_room(open),
+                },
             };
-            if !self.wait(open, &self.tag, blocker, policy) {
+            if !self.wait(open, blocker, policy) {
                 return self.blocked(open, policy);
             }
         }
@@ -154,81 +162,71 @@ impl KeyLock {
     }
 
     /// Gets a writer out of the way, by waiting for him if he still runs. False: that is not wanted.
-    fn wait(&self, open: &Open, tag: &Tag, writer: Writer, policy: Policy::Type) -> bool {
+    fn wait(&self, open: &Open, writer: Writer, policy: Policy::Type) -> bool {
         if xact::fate_of_other(writer) == Fate::InProgress {
             if policy != Policy::LockWaitBlock {
                 return false;
             }
             xact::wait_for_writer(open.rel, writer);
         }
-        row_locks::forget_writer(tag, writer);
+        row_locks::forget_writer(&self.tag, writer);
         true
     }
 
-    /// Locks the whole table instead. `None`: there is no room for that either.
-    fn take_whole(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Option<Got> {
-        let me = xact::current_writer();
-        if row_locks::holds_whole(&self.tag, mode) {
-            return Some(Got::Held);
-        }
-        if !row_locks::add_whole(self.tag, mode, me) {
+    /// Locks the whole table as well, as far as others do not hold rows of it.
+    fn lock_whole(&self, mode: Mode::Type, me: Writer) -> Attempt {
+        let mut attempt = row_locks::attempt_whole(self.tag, mode, me);
+        if !matches!(attempt, Attempt::Taken | Attempt::Held) {
             row_locks::tidy_wholes();
-            if !row_locks::add_whole(self.tag, mode, me) {
-                return None;
-            }
+            attempt = row_locks::attempt_whole(self.tag, mode, me);
         }
-        WHOLE.with_borrow_mut(|whole| whole.push(me));
-        while let Some((tag, writer)) = row_locks::conflicting_row(&self.tag, mode) {
-            if !self.wait(open, &tag, writer, policy) {
-                row_locks::give_back_whole(&self.tag, mode, me);
-                WHOLE.with_borrow_mut(Vec::pop);
-                return Some(self.blocked(open, policy));
-            }
+        if attempt == Attempt::Taken {
+            WHOLE.with_borrow_mut(|whole| whole.push(me));
         }
-        Some(Got::Held)
+        attempt
     }
 
-    /// Looks for the lock of a prepared transaction. `Some(false)`: there was one, begin again; `None`: there is one.
-    fn prepared_ones(&self, mode: Mode::Type, policy: Policy::Type) -> Option<bool> {
+    /// Waits for prepared transactions from before this server that have the row. False: there is one, and waiting is not
+    /// wanted. Their locks only ever become fewer.
+    fn pass_prepared(&self, mode: Mode::Type, policy: Policy::Type) -> bool {
         if !row_locks::may_outlive_a_server() {
-            return Some(true);
+            return true;
         }
         let (tag, lock) = (prepared_tag(&self.tag), lock_mode(mode));
-        // SAFETY: heavyweight locks, taken and released; errors and cancels unwind.
+        // SAFETY: a heavyweight lock, taken and released; errors and cancels unwind.
         unsafe {
-            let free = pg_sys::LockAcquire(&raw const tag, lock, false, true)
-                != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-            if free {
-                pg_sys::LockRelease(&raw const tag, lock, false);
-                return Some(true);
+            let got = pg_sys::LockAcquire(&raw const tag, lock, false, policy != Policy::LockWaitBlock);
+            if got == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL {
+                return false;
             }
-            row_locks::give_back(self.tag, mode, xact::current_writer());
-            if policy != Policy::LockWaitBlock {
-                return None;
-            }
-            pg_sys::LockAcquire(&raw const tag, lock, false, false);
             pg_sys::LockRelease(&raw const tag, lock, false);
         }
-        Some(false)
+        true
     }
 
     /// The lock, taken just now, stays until the transaction ends.
-    pub fn keep(&self, open: &Open, mode: Mode::Type) {
+    pub fn keep(&self, mode: Mode::Type) {
         let (tag, writer) = (self.tag, xact::current_writer());
-        let many = KEPT.with_borrow_mut(|kept| {
+        let rows = KEPT.with_borrow_mut(|kept| {
             kept.push(Kept { tag, mode, writer });
-            kept.len() >= MOST_ROWS && kept.iter().filter(|kept| kept.tag.table == tag.table).count() >= MOST_ROWS
+            let uncounted = UNCOUNTED.get();
+            if uncounted > 0 || kept.len() < MOST_ROWS {
+                UNCOUNTED.set(uncounted.saturating_sub(1));
+                return 0;
+            }
+            UNCOUNTED.set(COUNTED_EVERY);
+            kept.iter().filter(|kept| kept.tag.table == tag.table).count()
         });
-        // Where that cannot be had, for somebody has rows of it or there is no room, it stays with its rows.
-        if many && self.take_whole(open, mode, Policy::LockWaitSkip) == Some(Got::Held) {
-            // All of the weaker locks are in it.
+        if rows < MOST_ROWS || rows < FAR_TOO_MANY && row_locks::others_hold_rows(&tag, mode) {
+            return;
+        }
+        // Where there is no room for that either it stays with its rows.
+        if matches!(self.lock_whole(mode, writer), Attempt::Taken | Attempt::Held) {
+            // Locks of this subtransaction, and of its children, which are younger, go when the whole goes at the latest.
             KEPT.with_borrow_mut(|kept| {
                 kept.retain(|kept| {
-                    let covered = kept.tag.table == tag.table && kept.mode <= mode && kept.writer == writer;
-                    if covered {
-                        row_locks::give_back(kept.tag, kept.mode, kept.writer);
-                    }
-                    !covered
+                    let of_it = kept.tag.table == tag.table && kept.writer >= writer;
+                    !(of_it && row_locks::give_back_to_whole(kept.tag, kept.mode, kept.writer, mode))
                 });
             });
         }

@@ -392,6 +392,15 @@ pub fn superseded(open: &Open, old: &RowBuf, newest: Newest, newest_row: &RowBuf
     Ok(refusal)
 }
 
+/// The lock that others meet a version in progress as.
+pub fn stands_for(head: &Head) -> Mode::Type {
+    if head.flags.is_tombstone() || head.incarnation & KEY_CHANGED != 0 {
+        Mode::LockTupleExclusive
+    } else {
+        Mode::LockTupleNoKeyExclusive
+    }
+}
+
 /// Holds the row's lock for the moment of a change; a lock that the statement holds already is used instead.
 struct Guard<'a> {
     open: &'a Open,
@@ -410,8 +419,7 @@ enum Guarded {
 }
 
 impl<'a> Guard<'a> {
-    fn new(open: &'a Open, key: &[u8], mode: Mode::Type) -> Guard<'a> {
-        let lock = KeyLock::on(open, key);
+    fn new(open: &'a Open, lock: KeyLock, mode: Mode::Type) -> Guard<'a> {
         Guard { open, lock, mode, held: false, taken: false }
     }
 
@@ -450,7 +458,7 @@ impl<'a> Guard<'a> {
 /// Deletes the row version `old`. `None`: done.
 pub fn delete(open: &Open, old: &RowBuf, change: Change, to_another_partition: bool) -> Result<Option<Refusal>> {
     let writer = xact::current_writer();
-    let mut guard = Guard::new(open, &old.key, Mode::LockTupleExclusive);
+    let mut guard = Guard::new(open, KeyLock::on_row(open, old), Mode::LockTupleExclusive);
     ssi::write_key(open.rel, &old.key);
     let (flags, body) = if to_another_partition {
         (Flags::TOMBSTONE.with(Flags::MOVED), TO_ANOTHER_PARTITION.to_le_bytes().to_vec())
@@ -541,7 +549,7 @@ pub enum Updated {
 pub fn update(open: &Open, old: &RowBuf, draft: &Draft, change: Change, key_changed: bool) -> Result<Updated> {
     let writer = xact::current_writer();
     let mode = if key_changed { Mode::LockTupleExclusive } else { Mode::LockTupleNoKeyExclusive };
-    let mut guard = Guard::new(open, &old.key, mode);
+    let mut guard = Guard::new(open, KeyLock::on_row(open, old), mode);
     ssi::write_key(open.rel, &old.key);
     let updated = if draft.key == old.key {
         let marks = if key_changed || guard.lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
@@ -564,7 +572,7 @@ pub fn replace_unread(open: &Open, row: RowId, draft: &Draft, change: Change) ->
         return Ok(None);
     }
     let mode = Mode::LockTupleNoKeyExclusive;
-    let mut guard = Guard::new(open, &draft.key, mode);
+    let mut guard = Guard::new(open, KeyLock::on(open, &draft.key), mode);
     ssi::write_key(open.rel, &draft.key);
     let taken = guard.take(false, &mut Line::new(mode, false));
     if matches!(taken, Guarded::WouldBlock) {
