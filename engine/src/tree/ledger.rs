@@ -242,16 +242,18 @@ impl<H: Host> Tree<'_, H> {
         }
     }
 
+    /// The highest writer of a version that is there.
+    pub fn newest_writer(&self) -> Option<Writer> {
+        let view = self.pin();
+        let runs = view.runs.iter().map(|run| run.shape.max_writer);
+        let tables = view.memtables().filter_map(|m| m.table.max_writer());
+        runs.chain(tables).max()
+    }
+
     /// Tells those who replay the flips that versions superseded before `oldest` will not be found any more by other ways than the
     /// tree's (secondary indexes let go of them). To be called before they are gone.
     pub fn tell_superseded(&self, oldest: Writer) -> Result<()> {
-        let newest = {
-            let view = self.pin();
-            let runs = view.runs.iter().map(|run| run.shape.max_writer);
-            let tables = view.memtables().filter_map(|m| m.table.max_writer());
-            runs.chain(tables).max()
-        };
-        let Some(newest) = newest else { return Ok(()) };
+        let Some(newest) = self.newest_writer() else { return Ok(()) };
         let superseded = Some(newest.min(Writer(oldest.0.saturating_sub(1))));
         let mut ledger = self.shared.ledger.lock();
         let next = ledger.manifest.clone();

@@ -6,7 +6,7 @@
 use super::bindings_am::{guarded, raw};
 use super::{catalog, error, index_scan, startup};
 use crate::codec::key::KeyCodec;
-use crate::table::rewrite::{self, Rekeyed};
+use crate::table::rekey::{self, Rekeyed};
 use crate::table::{info, tid, Open};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{Datum, IndexInfo, Relation};
@@ -193,7 +193,7 @@ unsafe fn adopt(table: Relation, index: Relation) -> Rekeyed {
             info::note_format(relid, file, target);
             return Rekeyed::Done { rows: 0.0 };
         }
-        let rekeyed = error::or_report(table, rewrite::rekey(table, current, target));
+        let rekeyed = error::or_report(table, rekey::rekey(table, current, target));
         if let Rekeyed::Done { .. } = rekeyed {
             rebuild_others(table, (*index).rd_id);
         }

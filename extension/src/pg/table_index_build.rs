@@ -13,7 +13,6 @@ use pgrx::pg_sys::{BlockNumber, Datum, IndexInfo, Relation, TableScanDesc, Tuple
 use pgrx::prelude::*;
 use std::ffi::c_void;
 use std::ops::Bound;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// To be called inside a guard.
 mod unguarded {
@@ -328,7 +327,7 @@ unsafe fn tell_of_snapshot(open: &Open, snapshot: pg_sys::Snapshot) {
 /// of their numbers, in which they are quickest to read.
 fn superseded_lately(open: &Open, oldest: u64) -> Vec<RowId> {
     let mut found = Vec::new();
-    if open.tree.shared().last_writer.load(Relaxed) < oldest {
+    if open.tree.newest_writer().is_none_or(|newest| newest.0 < oldest) {
         return found;
     }
     let mut cursor = open.ok(open.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward));

@@ -41,6 +41,26 @@ pub fn full(xid: pg_sys::TransactionId) -> u64 {
     near.saturating_add_signed(i64::from(distance))
 }
 
+/// Whether two writers, who did not abort, are of one transaction. Subtransactions are known from `oldest` on, below which every
+/// snapshot sees all.
+pub fn same_transaction(one: Writer, other: Writer, oldest: u64) -> bool {
+    one == other || is_mine(one) && is_mine(other) || top(one, oldest) == top(other, oldest)
+}
+
+/// The transaction that a writer belongs to.
+fn top(writer: Writer, oldest: u64) -> Writer {
+    let mut at = writer;
+    while at.0 >= oldest {
+        // SAFETY: may read a page of the subtransaction log, which is kept for this one; an error unwinds.
+        let parent = unsafe { pg_sys::SubTransGetParent(short(at)) };
+        if parent == pg_sys::InvalidTransactionId {
+            break;
+        }
+        at = Writer(full(parent));
+    }
+    at
+}
+
 fn near_present() -> u64 {
     // SAFETY: reads process memory only.
     let started = unsafe { raw::GetCurrentTransactionStartTimestamp() };

@@ -2,7 +2,8 @@
 //!
 //! [`Open`] is a table in use: its relation, its [`Info`] (key and row layout, kept from use to use) and the tree. On it
 //! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`unread`] (rows replaced unread), [`lock`] (row locks), [`scan`] and
-//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`sample`] (what ANALYZE reads).
+//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`sample`] (what ANALYZE reads), [`rewrite`] and [`rekey`]
+//! (copies of the table).
 
 pub mod by_row;
 pub mod info;
@@ -11,6 +12,7 @@ pub mod last_look;
 pub mod lock;
 pub mod mvcc;
 pub mod recent;
+pub mod rekey;
 pub mod rewrite;
 pub mod sample;
 pub mod scan;
@@ -168,11 +170,21 @@ static UNKEYED: ProcessLocal<Cell<u64>> = ProcessLocal::new(Cell::new(0));
 /// The key of a row in a table without a primary key: unique, and in the order of arrival within a transaction. Seven bytes
 /// of the writer's id, five of a counter of this process. (The row id itself is not known before the row is appended.)
 fn put_unkeyed(key: &mut Vec<u8>) {
-    let count = UNKEYED.get();
-    UNKEYED.set(count + 1);
+    put_unkeyed_number(key, take_unkeyed(1));
+}
+
+/// Sets so many numbers of such keys aside; returns the first.
+fn take_unkeyed(count: u64) -> u64 {
+    let first = UNKEYED.get();
+    UNKEYED.set(first + count);
+    first
+}
+
+/// The key with this number.
+fn put_unkeyed_number(key: &mut Vec<u8>, number: u64) {
     let writer = xact::current_writer().0.to_be_bytes();
     key.extend_from_slice(&writer[1..]);
-    key.extend_from_slice(&count.to_be_bytes()[3..]);
+    key.extend_from_slice(&number.to_be_bytes()[3..]);
 }
 
 /// A hash of a key; the same in every process.

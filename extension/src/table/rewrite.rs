@@ -1,20 +1,16 @@
-//! Copying a table into another file: VACUUM FULL and CLUSTER keep its format; a new primary key, or one that is dropped,
-//! changes it.
+//! Copying a table into another file of the same format, as VACUUM FULL and CLUSTER do. ([`super::rekey`] changes the format.)
 
-use super::info::{self, Info};
-use super::mvcc::{self, Standing, View};
-use super::write::Draft;
-use super::{put_unkeyed, recent, Open};
+use super::mvcc::{self, Standing};
+use super::{info, Open};
 use crate::codec::key::KeyCodec;
 use crate::codec::row::RowLayout;
 use crate::host::writers;
-use crate::pg::{catalog, file_copy, slots, xact};
+use crate::pg::{catalog, slots};
 use crate::work::memory;
 use loosekv_engine::error::Result;
-use loosekv_engine::tree::{Direction, Hint, NewRow};
+use loosekv_engine::tree::{Hint, NewRow};
 use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict};
 use pgrx::pg_sys;
-use std::ops::Bound;
 
 /// What a copy came to.
 #[derive(Default, Clone, Copy, Debug)]
@@ -107,58 +103,10 @@ fn worth(open: &Open, row: &RowBuf, oldest: u64, scratch: &mut RowBuf) -> Result
 
 /// A version that is not aborted. If everybody sees its writer it is written as frozen: where it comes from that is known for good,
 /// and the commit log may have forgotten the writer, or do so soon, for PostgreSQL takes the new file's rows to be as young as it is.
-fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head, oldest: u64) -> Result<()> {
+pub(super) fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head, oldest: u64) -> Result<()> {
     let flags = head.flags.without(Flags::POINTER).without(Flags::SPECULATIVE);
     let Head { command, incarnation, .. } = *head;
     let writer = if head.writer.0 < oldest { writers::FROZEN } else { head.writer };
     memory::append(&to.tree, &[NewRow { key, body, writer, command, flags, incarnation, expect: None }])?;
     Ok(())
-}
-
-/// What came in the way of a change of key.
-pub enum Rekeyed {
-    Done {
-        rows: f64,
-    },
-    /// Two live rows have the same key: this one is in the slot.
-    Duplicate(*mut pg_sys::TupleTableSlot),
-}
-
-/// Gives the table a new file with its live rows under another key. Their row ids are new: every other index has to be
-/// built again. As with every rewrite of a table, older snapshots find what the rewriting transaction found.
-pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Result<Rekeyed> {
-    let old = file_copy::OldFile::leave(rel);
-    // SAFETY: both relations are open until the end of this function.
-    unsafe {
-        let (relid, file) = ((*rel).rd_id, catalog::file_of(rel));
-        info::note_format(relid, file, target.clone());
-        recent::forget();
-        let from = Open::with(old.rel(), Info::with_key(old.rel(), current));
-        let to = Open::new(rel);
-        let slot = pg_sys::MakeSingleTupleTableSlot((*rel).rd_att, &crate::pg::slot::SLOT_OPS);
-        let any = &raw mut pg_sys::SnapshotAnyData;
-        let mut view = View::new(old.rel(), any);
-        let mut cursor = from.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward)?;
-        let (mut row, mut draft) = (RowBuf::default(), Draft::default());
-        let mut rows = 0.0;
-        let oldest = xact::oldest_visible(rel);
-        while view.next(&from, &mut cursor, &mut row)? {
-            pgrx::check_for_interrupts!();
-            slots::store(slot, &from, row.as_ref());
-            to.draft(slot, &mut draft);
-            if to.info.is_keyed() {
-                let (newest, _) = mvcc::newest_head(&to, &draft.key)?;
-                if newest.is_some_and(|newest| !newest.is_absent()) {
-                    return Ok(Rekeyed::Duplicate(slot));
-                }
-            } else {
-                draft.key.clear();
-                put_unkeyed(&mut draft.key);
-            }
-            append_as_is(&to, &draft.key, &draft.body, &row.head, oldest)?;
-            rows += 1.0;
-        }
-        pg_sys::ExecDropSingleTupleTableSlot(slot);
-        Ok(Rekeyed::Done { rows })
-    }
 }

@@ -48,6 +48,12 @@ pub fn same_life(one: &Head, other: &Head) -> bool {
     life(newer) & INHERITED != 0 || life(one) == life(other)
 }
 
+/// What a version carries that is copied to stand above `below` under another key, where it begins a life.
+pub(super) fn copied_life(copied: &Head, below: Option<&Head>) -> u16 {
+    let number = below.map_or(0, |below| life(below).wrapping_add(1) & !INHERITED & !KEY_CHANGED);
+    number | (copied.incarnation & KEY_CHANGED)
+}
+
 /// The number of a life that begins above this tombstone, and is none that a running statement may have before it.
 fn next_life(open: &Open, key: &[u8], tombstone: &Head) -> Result<u16> {
     let mut last = Some(*tombstone);

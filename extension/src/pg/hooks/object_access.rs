@@ -9,7 +9,7 @@ use crate::codec::key::KeyCodec;
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::{catalog, error, index_am};
 use crate::table::info;
-use crate::table::rewrite::{self, Rekeyed};
+use crate::table::rekey::{self, Rekeyed};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{Datum, Oid};
 use pgrx::prelude::*;
@@ -186,7 +186,7 @@ pub fn rewrite_keyless() {
                 let current = info::of(rel).codec.key.clone();
                 if !current.is_row_id() {
                     index_am::require_no_copies(rel, Oid::INVALID);
-                    let rekeyed = error::or_report(rel, rewrite::rekey(rel, current, KeyCodec::row_id()));
+                    let rekeyed = error::or_report(rel, rekey::rekey(rel, current, KeyCodec::row_id()));
                     debug_assert!(matches!(rekeyed, Rekeyed::Done { .. }));
                     index_am::rebuild_others(rel, Oid::INVALID);
                 }
