@@ -39,6 +39,12 @@ pub fn catch<R>(call: impl FnOnce() -> Result<R>) -> Result<R> {
     }
 }
 
+/// Whether the error is an ERROR that was caught: the transaction is lost, and holds what it has locked until it ends.
+pub fn is_caught(error: &Error) -> bool {
+    let Error::Io { source, .. } = error else { return false };
+    source.get_ref().is_some_and(|inner| inner.is::<Caught>())
+}
+
 /// Lets an ERROR that was caught go on; returns any other error.
 pub fn rethrow(error: Error) -> Error {
     if let Error::Io { source, .. } = &error {
@@ -58,6 +64,7 @@ mod tests {
     #[test]
     fn an_error_goes_on_as_it_came() {
         let error = catch(|| -> Result<()> { std::panic::panic_any(42u8) }).expect_err("it panicked");
+        assert!(is_caught(&error));
         let panic = catch_unwind(AssertUnwindSafe(|| rethrow(error))).expect_err("it goes on");
         assert_eq!(panic.downcast_ref::<u8>(), Some(&42));
     }
@@ -66,6 +73,7 @@ mod tests {
     fn other_errors_are_left_alone() {
         assert!(catch(|| Ok(1)).is_ok());
         let error = catch(|| -> Result<()> { Err(Error::NoSpace("x".into())) }).expect_err("given");
+        assert!(!is_caught(&error));
         assert!(matches!(rethrow(error), Error::NoSpace(_)));
     }
 }

@@ -12,7 +12,7 @@ use crate::host::critical::in_critical_section;
 use crate::host::maintenance::Maintenance;
 use crate::host::process_local::{later, Later, ProcessLocal, WithBorrow};
 use crate::host::registry::{self, FileKey, Table};
-use crate::host::{interrupt, progress, writers, PgHost};
+use crate::host::{caught, interrupt, progress, writers, PgHost};
 use crate::work::agenda::{Outcome, Task};
 use crate::work::need::WORTH_TRIMMING;
 use crate::work::{memory, need, pace};
@@ -323,10 +323,7 @@ fn look_around(current: Current) -> Result<()> {
     }
     // Looking may take locks and read pages, and is not to look around itself.
     CURRENT.set(None);
-    let gives_way = worker::is_stopped() || somebody_waits(current.relid);
-    if !gives_way {
-        flush_others(current.table)?;
-    }
+    let gives_way = worker::is_stopped() || somebody_waits(current.relid) || !flush_others(current.table)?;
     CURRENT.set(Some(Current { looked: worker::elapsed(), gives_way, ..current }));
     if gives_way {
         return Err(Error::Unavailable("the background worker gives way".into()));
@@ -350,8 +347,9 @@ fn somebody_waits(relid: Oid) -> bool {
     waits
 }
 
-/// Flushes what other tables have frozen while a merge goes on.
-fn flush_others(merged: FileKey) -> Result<()> {
+/// Flushes what other tables have frozen while a merge goes on. False: the merge is to go on in another transaction, for this one is
+/// lost, and holds locks that others wait for.
+fn flush_others(merged: FileKey) -> Result<bool> {
     // SAFETY: set when the worker connected.
     let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
     let mut tables = Vec::new();
@@ -361,7 +359,7 @@ fn flush_others(merged: FileKey) -> Result<()> {
         }
     });
     if tables.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     let activity = Activity::current();
     for table in tables {
@@ -374,10 +372,13 @@ fn flush_others(merged: FileKey) -> Result<()> {
             interrupt::poll()?;
             worker::AGENDA.with_borrow_mut(|agenda| agenda.rest(table, Task::Flush, Outcome::Failed, now));
             log_once(table, Task::Flush, failed.to_string());
+            if caught::is_caught(&failed) {
+                return Ok(false);
+            }
         }
     }
     drop(activity);
-    Ok(())
+    Ok(true)
 }
 
 fn flush_other(table: FileKey) -> Result<bool> {
