@@ -4,9 +4,12 @@
 
 use crate::error::{Error, Result};
 use crate::types::{Extent, ExtentSeq, PageNo};
+use std::cmp::Reverse;
 
 /// Highest page number in use plus one (PostgreSQL's MaxBlockNumber).
 const MAX_PAGES: u32 = u32::MAX - 1;
+/// Pieces taken at once where the store cannot grow: the meta page has to name them.
+const MOST_PIECES: usize = 64;
 
 /// The free pieces below the high-water mark, ascending and never adjacent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +50,7 @@ impl FreeSpace {
         Ok(free)
     }
 
-    /// Pages that the file must have.
+    /// End of what is in use or free. The store may end before it, at pages that have an owner who never wrote to them.
     pub fn high(&self) -> u32 {
         self.high
     }
@@ -91,6 +94,11 @@ impl FreeSpace {
     /// Free pages below the high-water mark.
     pub fn pages(&self) -> u64 {
         self.pieces.iter().map(|p| u64::from(p.pages)).sum()
+    }
+
+    /// How many of them there are beyond so many.
+    pub fn beyond(&self, pages: u32) -> u32 {
+        u32::try_from(self.pages().saturating_sub(u64::from(pages))).unwrap_or(u32::MAX)
     }
 
     /// Takes `pages` side by side: the smallest free piece that holds them, else new ones at the end. Where most is free it
@@ -151,12 +159,57 @@ impl FreeSpace {
         Ok(got)
     }
 
-    /// Gives pages back.
+    /// Takes up to `most` pages side by side of what is free below the page `end`, and at least `least`: of the smallest piece
+    /// that holds `most`, else of the largest.
+    pub fn take_inside(&mut self, end: u32, least: u32, most: u32) -> Option<Extent> {
+        let inside = |p: &Piece| p.pages.min(end.saturating_sub(p.start));
+        let least = least.max(1);
+        let pieces = self.pieces.iter().enumerate().filter(|(_, p)| most >= least && inside(p) >= least);
+        let best = pieces.max_by_key(|(_, p)| (inside(p).min(most), Reverse(inside(p))));
+        let (at, pages) = best.map(|(at, p)| (at, inside(p).min(most)))?;
+        Some(self.cut(at, pages))
+    }
+
+    /// Takes up to `pages` of what is free below the page `end`, the largest pieces first, however small, but not too many.
+    pub fn take_pieces_inside(&mut self, end: u32, pages: u32) -> Vec<Extent> {
+        let mut got = Vec::new();
+        let mut want = pages;
+        while want > 0 && got.len() < MOST_PIECES {
+            let Some(piece) = self.take_inside(end, 1, want) else { break };
+            want -= piece.pages;
+            got.push(piece);
+        }
+        got
+    }
+
+    /// The store has `end` pages: of what is free at its end those are there, and no others.
+    pub fn fit(&mut self, end: u32) {
+        let old = self.high;
+        if end > old {
+            if self.try_reserve(1) {
+                self.high = end;
+                self.give(extent(old, end - old));
+            }
+        } else if let Some(last) = self.pieces.last_mut().filter(|last| last.start + last.pages == old) {
+            self.high = end.max(last.start);
+            last.pages = self.high - last.start;
+            if last.pages == 0 {
+                self.pieces.pop();
+            }
+        }
+    }
+
+    /// As [`FreeSpace::fit`], but nothing is added.
+    pub fn end_by(&mut self, end: u32) {
+        self.fit(end.min(self.high));
+    }
+
     /// Makes sure that so many pieces can be given without asking for memory. False: there is none.
     pub fn try_reserve(&mut self, pieces: usize) -> bool {
         self.pieces.try_reserve(pieces).is_ok()
     }
 
+    /// Gives pages back.
     pub fn give(&mut self, extent: Extent) {
         if extent.pages == 0 {
             return;
@@ -256,6 +309,40 @@ mod tests {
         assert_eq!(free, before);
         assert_eq!(free.take_below(40, 15, 4), [extent(10, 10), extent(30, 5)]);
         assert_eq!(free.pages(), before.pages() - 15);
+    }
+
+    #[test]
+    fn what_is_free_ends_where_the_store_does() {
+        let mut free = FreeSpace::complement(1, 30, [extent(10, 10)].into_iter()).unwrap();
+        let before = free.clone();
+        let taken = [free.take_lowest(15).unwrap(), free.take_lowest(15).unwrap()];
+        assert_eq!(free.high(), 60);
+        taken.into_iter().for_each(|e| free.give(e));
+        free.fit(30);
+        assert_eq!(free, before);
+        free.fit(32);
+        assert_eq!((free.high(), free.tail(), free.pages()), (32, 12, 9 + 12));
+        free.end_by(40);
+        assert_eq!((free.high(), free.tail()), (32, 12));
+        // The store ends before pages that somebody owns.
+        free.end_by(15);
+        assert_eq!((free.high(), free.tail(), free.pages()), (20, 0, 9));
+    }
+
+    #[test]
+    fn inside_takes_what_there_is() {
+        let taken = [extent(4, 6), extent(15, 5), extent(28, 2)];
+        // Free: 1..4, 10..15, 20..28, 30..40.
+        let mut free = FreeSpace::complement(1, 40, taken.into_iter()).unwrap();
+        let before = free.clone();
+        assert_eq!(free.take_inside(40, 11, 20), None);
+        assert_eq!(free.take_inside(40, 3, 2), None);
+        assert_eq!(free.take_inside(40, 2, 4), Some(extent(10, 4)), "the smallest that holds as many");
+        assert_eq!(free.take_inside(25, 2, 9), Some(extent(20, 5)), "the largest below the end");
+        let mut free = before;
+        assert_eq!(free.take_pieces_inside(36, 30), [extent(20, 8), extent(30, 6), extent(10, 5), extent(1, 3)]);
+        assert_eq!((free.pages(), free.high()), (4, 40));
+        assert_eq!(free.take_pieces_inside(36, 30), []);
     }
 
     #[test]

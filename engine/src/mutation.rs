@@ -128,6 +128,8 @@ switches! {
         FailedFlipLeaks,
         /// What an abandoned construction had taken is not given back.
         AbandonedLeaks,
+        /// Pages by which the store could not grow are taken for free ones.
+        RefusedPagesStay,
         /// A row is left unread though not everybody sees it.
         UnreadNotSeenByAll,
         /// A tombstone is left unread, and taken for a row.

@@ -154,6 +154,7 @@ impl<H: Host> Tree<'_, H> {
     /// From now on this is where the table is written. Everything has been followed; nobody writes yet. What was logged will be
     /// flushed in the ordinary way; new rows go to a new generation (I13).
     pub fn take_over(&self) -> Result<()> {
+        let pages = self.host.pages()?;
         let mut ledger = self.shared.ledger.lock();
         self.shared.unnamed(&mut ledger);
         // What others own by now cannot be waiting: its last reader has gone, or a piece of it was never used.
@@ -168,7 +169,9 @@ impl<H: Host> Tree<'_, H> {
             }
         });
         let allocated = ledger.manifest.allocated;
-        let free = scope::with(|| FreeSpace::complement(FIRST_PAGE, allocated, taken.into_iter()))?;
+        let mut free = scope::with(|| FreeSpace::complement(FIRST_PAGE, allocated, taken.into_iter()))?;
+        // Pages that were handed out and not written to need not be here.
+        free.end_by(pages);
         let highest = self.pin().memtables().map(|m| m.table.generation().0).max().unwrap_or(0);
         let active = self.shared.generation(L0Id(ledger.manifest.next_generation.0.max(highest + 1)))?;
         self.shared.install(|current| {

@@ -2,8 +2,12 @@
 //!
 //! A flip is made of the ledger's current manifest by an edit, under the ledger's latch (I8). What an edit gives up goes
 //! to limbo and becomes free when no superversion that names it is pinned any more.
+//!
+//! The store reaches to the end of whatever is handed out: it grows when an extent is taken that stands past its end. Where it
+//! cannot, for the disk is full, the free space is as it was before, and what is asked for is looked for in smaller pieces
+//! of the free pages that there are.
 
-use crate::error::{Consumer, Result};
+use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Flip, Host, SideFile};
 use crate::manifest::{BodyRef, LogExtent, Manifest};
@@ -19,6 +23,8 @@ use loosekv_shm::scope;
 const LEAST_PIECE: u32 = 32;
 /// A slice of a merge is made of about so many pieces, at most.
 const PIECES_OF_SLICE: u32 = 4;
+/// So many extents of the log may be small, for want of room: the meta page names them all.
+const SMALL_LOG_EXTENTS: usize = 128;
 
 impl Ledger {
     /// For the flip that hands these extents out: the version up to which freed extents are used again from here on, if
@@ -27,53 +33,108 @@ impl Ledger {
         let again = taken.iter().any(|extent| extent.start.0 < self.manifest.allocated);
         (again && self.freed > self.reuse_told).then_some(self.freed)
     }
+
+    /// For writers on a full disk: pages of the log, for as many have to stay free. So a flush finds room, and gives some back.
+    pub(super) fn logged(&self) -> u32 {
+        self.manifest.log_extents.iter().map(|log| log.extent.pages).fold(0, u32::saturating_add)
+    }
 }
 
 impl<H: Host> Tree<'_, H> {
     /// Takes `pages` of the page store for something under construction, in pieces of at least so many; see [`Building`].
     fn take_extents(&self, pages: u32, least: u32) -> Result<Vec<Extent>> {
-        self.take_with(|free| free.take_scattered(pages, least))
+        let instead =
+            |free: &mut FreeSpace, end| Some(free.take_pieces_inside(end, pages)).filter(|got| !got.is_empty());
+        self.take_with(|free| free.take_scattered(pages, least), instead)
     }
 
-    /// As [`Tree::take_extents`], in one piece.
-    pub(super) fn take_extent(&self, pages: u32) -> Result<Extent> {
-        let taken = self.take_with(|free| Ok(vec![free.take(pages)?]))?;
-        taken.first().copied().ok_or_else(|| crate::error::Error::structure("no extent was taken"))
+    /// As [`Tree::take_extents`], in one piece; `least` will do where there is no room for more.
+    pub(super) fn take_extent(&self, least: u32, pages: u32) -> Result<Extent> {
+        let instead = |free: &mut FreeSpace, end| free.take_inside(end, least, pages).map(|extent| [extent]);
+        self.take_with(|free| Ok([free.take(pages)?]), instead).map(|[extent]| extent)
     }
 
     /// Takes `pages` below the page `mark`; nothing, if there are too few.
     pub(super) fn take_below(&self, mark: u32, pages: u32, least: u32) -> Result<Vec<Extent>> {
-        self.take_with(|free| Ok(free.take_below(mark, pages, least)))
+        self.take_with(|free| Ok(free.take_below(mark, pages, least)), |_, _| None)
     }
 
-    fn take_with(&self, take: impl FnOnce(&mut FreeSpace) -> Result<Vec<Extent>>) -> Result<Vec<Extent>> {
+    fn take_with<T: AsMut<[Extent]>>(
+        &self,
+        take: impl FnOnce(&mut FreeSpace) -> Result<T>,
+        instead: impl FnOnce(&mut FreeSpace, u32) -> Option<T>,
+    ) -> Result<T> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
-        let mut taken = scope::with(|| take(&mut ledger.free))?;
+        let mut got = self.take_reached(&mut ledger, take, instead)?;
+        let taken = got.as_mut();
         let mut seq = ledger.manifest.next_seq;
-        for extent in &mut taken {
+        for extent in taken.iter_mut() {
             extent.seq = seq;
             seq = ExtentSeq(seq.0 + 1);
         }
-        let made = self.host.extend(ledger.free.high()).and_then(|()| {
-            if H::NAME_PENDING {
-                let mut next = ledger.manifest.clone();
-                next.pending.extend(taken.iter().copied());
-                next.next_seq = seq;
-                let flip = Flip { reused: ledger.untold_reuse(&taken), ..Flip::default() };
-                self.write_meta(&mut ledger, next, &flip)
-            } else {
-                ledger.manifest.next_seq = seq;
-                Ok(())
-            }
-        });
-        match made {
-            Ok(()) => Ok(taken),
+        if !H::NAME_PENDING {
+            ledger.manifest.next_seq = seq;
+            return Ok(got);
+        }
+        let mut next = ledger.manifest.clone();
+        next.pending.extend(taken.iter().copied());
+        next.next_seq = seq;
+        let flip = Flip { reused: ledger.untold_reuse(taken), ..Flip::default() };
+        match self.write_meta(&mut ledger, next, &flip) {
+            Ok(()) => Ok(got),
             Err(failed) => {
-                scope::with(|| taken.into_iter().for_each(|e| ledger.free.give(e)));
+                scope::with(|| taken.iter().for_each(|e| ledger.free.give(*e)));
                 Err(failed)
             }
         }
+    }
+
+    /// Takes extents, to whose ends the store reaches then. Where it has no room to grow: what `instead` finds below its end,
+    /// which it is told; that may be less.
+    fn take_reached<T: AsMut<[Extent]>>(
+        &self,
+        ledger: &mut Ledger,
+        take: impl FnOnce(&mut FreeSpace) -> Result<T>,
+        instead: impl FnOnce(&mut FreeSpace, u32) -> Option<T>,
+    ) -> Result<T> {
+        let before = ledger.free.high();
+        let mut got = scope::with(|| take(&mut ledger.free))?;
+        let taken = got.as_mut();
+        let end = taken.iter().map(|extent| extent.end().0).max().unwrap_or(0);
+        match self.host.extend(end) {
+            Ok(()) => Ok(got),
+            Err(failed) => self.take_instead(ledger, before, taken, failed, instead),
+        }
+    }
+
+    /// The store could not grow for what was taken when its high-water mark was `before`: takes what there is instead.
+    pub(super) fn take_instead<T>(
+        &self,
+        ledger: &mut Ledger,
+        before: u32,
+        taken: &[Extent],
+        failed: Error,
+        instead: impl FnOnce(&mut FreeSpace, u32) -> Option<T>,
+    ) -> Result<T> {
+        // After any other failure the host is not to be asked.
+        let full = matches!(failed, Error::NoSpace(_));
+        let end = if full { self.host.pages().ok() } else { None };
+        let found = scope::with(|| {
+            taken.iter().for_each(|extent| ledger.free.give(*extent));
+            match end {
+                _ if on(RefusedPagesStay) => None,
+                Some(end) => {
+                    ledger.free.fit(end);
+                    instead(&mut ledger.free, end)
+                }
+                None => {
+                    ledger.free.end_by(before);
+                    None
+                }
+            }
+        });
+        found.ok_or(failed)
     }
 
     /// Gives back what an abandoned construction had taken.
@@ -155,17 +216,17 @@ impl<H: Host> Tree<'_, H> {
     fn write_body(&self, ledger: &mut Ledger, next: &mut Manifest, body: &[u8]) -> Result<()> {
         let pages = BodyRef::pages(body.len());
         let sinks = std::mem::take(&mut ledger.body_sinks);
-        let mut extent = scope::with(|| match sinks {
-            true => ledger.free.take_lowest(pages.max(1)),
-            false => ledger.free.take(pages.max(1)),
-        })?;
+        let pages = pages.max(1);
+        let take = |free: &mut FreeSpace| match sinks {
+            true => Ok([free.take_lowest(pages)?]),
+            false => Ok([free.take(pages)?]),
+        };
+        let instead = |free: &mut FreeSpace, end| free.take_inside(end, pages, pages).map(|extent| [extent]);
+        let [mut extent] = self.take_reached(ledger, take, instead)?;
         extent.seq = next.next_seq;
         next.next_seq = ExtentSeq(next.next_seq.0 + 1);
         // Named before it is written to: on a standby somebody may still be reading what was there.
-        let named = self.host.extend(ledger.free.high()).and_then(|()| match H::NAME_PENDING {
-            true => self.name_pending(ledger, extent),
-            false => Ok(()),
-        });
+        let named = if H::NAME_PENDING { self.name_pending(ledger, extent) } else { Ok(()) };
         next.version = ledger.manifest.version;
         let write = || -> Result<()> {
             named?;
@@ -224,16 +285,20 @@ impl<H: Host> Tree<'_, H> {
         let held: u32 =
             ledger.manifest.log_extents.iter().filter(|l| l.generation == generation).map(|l| l.extent.pages).sum();
         let pages = (held / 8).clamp(least.max(8), 2048);
-        let mut extent = scope::with(|| ledger.free.take(pages))?;
+        let small = if ledger.manifest.log_extents.len() < SMALL_LOG_EXTENTS { 1 } else { pages };
+        let logged = ledger.logged();
+        let instead = |free: &mut FreeSpace, end| {
+            free.take_inside(end, small, pages.min(free.beyond(logged))).map(|extent| [extent])
+        };
+        let [mut extent] = self.take_reached(&mut ledger, |free| Ok([free.take(pages)?]), instead)?;
         let mut next = ledger.manifest.clone();
         extent.seq = next.next_seq;
         next.next_seq = ExtentSeq(extent.seq.0 + 1);
         next.next_generation = next.next_generation.max(L0Id(generation.0 + 1));
         let log = LogExtent { generation, tail, extent };
         next.log_extents.push(log);
-        let made = self.host.extend(ledger.free.high());
         let flip = Flip { reused: ledger.untold_reuse(&[extent]), ..Flip::default() };
-        match made.and_then(|()| self.write_meta(&mut ledger, next, &flip)) {
+        match self.write_meta(&mut ledger, next, &flip) {
             Ok(()) => Ok(log),
             Err(failed) => {
                 scope::with(|| ledger.free.give(extent));
@@ -320,7 +385,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
     }
 
     fn extent(&self) -> Result<Extent> {
-        self.taken.get(self.filling).copied().ok_or_else(|| crate::error::Error::structure("no extent to fill"))
+        self.taken.get(self.filling).copied().ok_or_else(|| Error::structure("no extent to fill"))
     }
 
     fn flush_batch(&mut self) -> Result<()> {

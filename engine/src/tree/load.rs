@@ -59,7 +59,9 @@ impl<H: Host> Tree<'_, H> {
         manifest.pending.clear();
         let replayed = Replayed::read(host, &manifest, options)?;
 
-        let free = FreeSpace::complement(FIRST_PAGE, manifest.allocated, manifest.owned())?;
+        let mut free = FreeSpace::complement(FIRST_PAGE, manifest.allocated, manifest.owned())?;
+        // After a crash the store may end before pages that were handed out and not written to.
+        free.end_by(host.pages()?);
         let replayed_rows = if on(I13RowIdsReused) { RowId(0) } else { replayed.next_row };
         let next_row = manifest.next_row_id.max(replayed_rows);
         let newest = replayed.tables.keys().next_back().filter(|_| !on(I13GenerationsReused));

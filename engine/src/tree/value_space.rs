@@ -22,6 +22,7 @@
 //! will be added. Keeps I16.
 
 use crate::error::{Consumer, Result};
+use crate::extent::FreeSpace;
 use crate::host::{Flip, Host};
 use crate::manifest::{Manifest, RunDesc};
 use crate::tree::pick::Job;
@@ -138,25 +139,31 @@ impl<H: Host> Tree<'_, H> {
         let held: u64 = ledger.manifest.values.iter().map(|e| u64::from(e.pages)).sum();
         let shared = (held / 16).clamp(LEAST_SHARED, MOST_SHARED) as u32;
         let own = pages > shared / 4;
-        let mut extent = scope::with(|| ledger.free.take(if own { pages } else { shared }))?;
-        let mut made = Ok(());
+        let (want, before) = (if own { pages } else { shared }, ledger.free.high());
+        let mut extent = scope::with(|| ledger.free.take(want))?;
+        let mut grown = Ok(());
         if own {
             // A large extent: others need not wait until the file has grown by so much.
-            let high = ledger.free.high();
             drop(ledger);
-            made = self.host.extend(high);
+            grown = self.host.extend(extent.end().0);
             ledger = self.shared.ledger.lock();
+        }
+        if let Err(failed) = grown.and_then(|()| self.host.extend(extent.end().0)) {
+            let logged = ledger.logged();
+            let instead = |free: &mut FreeSpace, end| free.take_inside(end, pages, want.min(free.beyond(logged)));
+            extent = self.take_instead(&mut ledger, before, &[extent], failed, instead)?;
         }
         let full = ledger.values.filling.filter(|_| !own);
         let tail = full.map(|f| rest(f.extent, f.used));
         let flip = Flip { reused: ledger.untold_reuse(&[extent]), ..Flip::default() };
         // The flip may note the state of every extent that there is.
         let states = ledger.manifest.values.len() + 2;
-        if !ledger.values.reserve(states) {
-            made = Err(self.shared.full(Consumer::Versions));
-        }
+        let room = match ledger.values.reserve(states) {
+            true => Ok(()),
+            false => Err(self.shared.full(Consumer::Versions)),
+        };
         extent.seq = ledger.manifest.next_seq;
-        let made = made.and_then(|()| self.host.extend(ledger.free.high())).and_then(|()| {
+        let made = room.and_then(|()| {
             if H::NAME_PENDING {
                 self.name_pending(&mut ledger, extent)?;
             }

@@ -191,7 +191,7 @@ impl<'t, 'a, H: Host> ValueWriter<'t, 'a, H> {
             let most = if self.taken.is_empty() { FIRST_TAKEN } else { MOST_TAKEN };
             let pages = pages_of(self.expected).clamp(LEAST_TAKEN, most).max(pages_of(length));
             let pages = u32::try_from(pages).map_err(|_| too_long(length))?;
-            let extent = self.tree.take_extent(pages)?;
+            let extent = self.tree.take_extent(pages_of(length) as u32, pages)?;
             self.taken.push(extent);
             self.filler = Some(Filler::new(extent));
         }

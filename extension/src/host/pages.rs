@@ -7,6 +7,7 @@
 use crate::host::buffer::RawPage;
 use crate::host::critical::Critical;
 use crate::host::registry::Slot;
+use crate::host::room::Room;
 use crate::host::{interrupt, room, seen, whereabouts, writers, PgHost};
 use crate::pg::bindings;
 use crate::pg::rmgr::{self, FlipRecord};
@@ -261,12 +262,20 @@ impl PgHost {
     fn grow_locked(&self, pages: u32) -> Result<()> {
         let mut length = self.file_pages();
         while length < pages {
-            let upto = pages.min(length + BLOCKS_A_STEP);
+            // A new segment is begun by one block, and the others can be set aside.
+            let step = if room::begins_segment(length) { 1 } else { BLOCKS_A_STEP };
+            let upto = pages.min(length + step).min(room::segment_end(length));
             let smgr = self.smgr();
             // SAFETY: the relation is open, so its file is.
             let node = unsafe { (*smgr).smgr_rnode };
             // The last block is written even so: that the file has to be synced is noted where blocks are written.
-            let unwritten = if room::set_aside(node, length, upto) { upto - 1 } else { length };
+            let unwritten = match room::set_aside(node, length, upto) {
+                Room::SetAside => upto - 1,
+                Room::Full(why) => {
+                    return Err(Error::NoSpace(format!("its file cannot grow from {length} to {pages} pages: {why}")));
+                }
+                Room::Unknown => length,
+            };
             // SAFETY: the closure owns nothing that an ERROR would skip. smgrextend only reads the zeros.
             unsafe {
                 pg_guard_ffi_boundary(|| {

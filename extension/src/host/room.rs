@@ -2,31 +2,51 @@
 //!
 //! PostgreSQL 15 makes a file longer by writing zeros. Nobody reads those: the blocks are written again as soon as they hold
 //! something, and where memory is short the zeros have reached the disk by then. Here the file system only sets the blocks
-//! aside, so that a full disk is still noticed when the file grows and not when a page is written back.
+//! aside, so that a full disk is still noticed when the file grows and not when a page is written back. And it is noticed
+//! without an ERROR of PostgreSQL: whoever wanted the blocks can do with others.
 
 use pgrx::pg_sys;
 use std::ffi::{CStr, OsStr};
 use std::fs::OpenOptions;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Fewer blocks than that are as well written.
-const LEAST_BLOCKS: u32 = 8;
+/// What came of it.
+pub(super) enum Room {
+    SetAside,
+    /// The disk is full, or the owner's share of it; the file is as it was.
+    Full(io::Error),
+    /// The blocks are to be written, one by one, which also tells what is wrong if something is.
+    Unknown,
+}
 
-/// Makes the main fork `upto` blocks long, with zeros from block `from` on, which is its end. `false`: the blocks are to be
-/// written, one by one, which also tells what is wrong if something is. So it is where they reach into a file that does not
-/// exist yet, where the file system knows no other way, and on a full disk.
-pub(super) fn set_aside(file: pg_sys::RelFileNodeBackend, from: u32, upto: u32) -> bool {
+/// First block of a file, or of its next segment: there is no file to set it aside in.
+pub(super) fn begins_segment(block: u32) -> bool {
+    block.is_multiple_of(pg_sys::RELSEG_SIZE)
+}
+
+/// Makes the main fork `upto` blocks long, with zeros from block `from` on, which is its end. They are of one segment.
+pub(super) fn set_aside(file: pg_sys::RelFileNodeBackend, from: u32, upto: u32) -> Room {
     let segment = from / pg_sys::RELSEG_SIZE;
-    if upto < from.saturating_add(LEAST_BLOCKS) || (upto - 1) / pg_sys::RELSEG_SIZE != segment {
-        return false;
-    }
-    let Ok(opened) = OpenOptions::new().write(true).open(segment_path(file, segment)) else { return false };
+    let Ok(opened) = OpenOptions::new().write(true).open(segment_path(file, segment)) else { return Room::Unknown };
     let bytes = |blocks: u32| libc::off64_t::from(blocks) * libc::off64_t::from(pg_sys::BLCKSZ);
     let start = bytes(from % pg_sys::RELSEG_SIZE);
     // SAFETY: the file is open.
-    unsafe { libc::fallocate64(opened.as_raw_fd(), 0, start, bytes(upto - from)) == 0 }
+    if unsafe { libc::fallocate64(opened.as_raw_fd(), 0, start, bytes(upto - from)) } == 0 {
+        return Room::SetAside;
+    }
+    let failed = io::Error::last_os_error();
+    match failed.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Room::Full(failed),
+        _ => Room::Unknown,
+    }
+}
+
+/// The end of a segment that begins at, or holds, the block.
+pub(super) fn segment_end(block: u32) -> u32 {
+    (block / pg_sys::RELSEG_SIZE + 1).saturating_mul(pg_sys::RELSEG_SIZE)
 }
 
 /// The file of a segment, as seen from the server's working directory.

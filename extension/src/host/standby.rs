@@ -111,8 +111,6 @@ pub(super) fn catch_up(rel: pg_sys::Relation, slot: &'static Slot, tree: &'stati
         interrupt::held(|| follow(&tree, slot))?;
         if !standby {
             tree.take_over()?;
-            let pages = u32::try_from(tree.shared().space().1).unwrap_or(u32::MAX);
-            interrupt::held(|| tree.host.grow(pages))?;
             slot.is_primary_now();
         }
         Ok(())

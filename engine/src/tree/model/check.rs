@@ -38,13 +38,17 @@ pub(super) fn sound(tree: &Tree<'_, TestHost>) {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// Everything is somebody's exactly once, or free. To be called while nothing is being built.
+/// Everything is somebody's exactly once, or free, and what is free at the end is there. To be called while nothing is being
+/// built.
 pub(super) fn space(tree: &Tree<'_, TestHost>) {
     let ledger = tree.shared().ledger.lock();
     assert!(ledger.manifest.pending.is_empty(), "under construction: {:?}", ledger.manifest.pending);
     let limbo = ledger.limbo.iter().map(|l| l.extent);
     let free = FreeSpace::complement(1, ledger.free.high(), ledger.manifest.owned().chain(limbo)).unwrap();
     assert_eq!(free, ledger.free, "pages are lost, or free twice");
+    let world = world(tree);
+    let (high, pages) = (ledger.free.high(), world.disk.pages.len().max(world.had));
+    assert!(high as usize <= pages || ledger.free.tail() == 0, "of {pages} pages those up to {high} are free");
 }
 
 /// As [`space`], and nothing waits for readers any more: there are none.

@@ -122,9 +122,7 @@ impl Host for TestHost {
     fn extend(&self, pages: u32) -> Result<()> {
         let mut world = self.world.borrow_mut();
         world.fault("extend")?;
-        let len = world.disk.pages.len().max(pages as usize);
-        world.disk.pages.resize(len, PageBuf::ZERO);
-        Ok(())
+        world.extend(pages as usize)
     }
     fn shrink(&self, _pages: u32) -> Result<()> {
         Ok(())

@@ -5,7 +5,8 @@
 //! flushes and merges install new superversions, the index is rebuilt, swept, starved of memory and given some again.
 //! Wherever the engine pauses ([`crate::mutation::Pause`]) others come in between, one within the other: a flush within a
 //! merge within a read. There, too, the power may fail: the store is loaded from what is on disk at that moment, and
-//! checked as a whole. Reads, writes, flips and appends fail now and then; nothing may be lost by that, and no page leak.
+//! checked as a whole. Reads, writes, flips and appends fail now and then, and the disk is full for a while; nothing may be
+//! lost by that, and no page leak.
 //! A standby follows what the disk shows, answers as the primary does, and is promoted at some crashes. Each seed is one
 //! deterministic run.
 //!
@@ -132,7 +133,7 @@ impl Run {
             958..=959 => steps::settle(&tree),
             960..=971 => drop(steps::rebuild(&tree)),
             972..=979 => self.sweep(),
-            980..=985 => self.change_budget(),
+            980..=985 => self.change_limits(),
             986..=987 => self.crash(),
             988..=992 => check::space(&tree),
             993..=996 => self.follow(),
@@ -171,6 +172,14 @@ impl Run {
         steps::scan(&tree);
         let mut world = self.host.world.borrow_mut();
         (world.faults.percent, world.restless, world.mortal) = (percent, restless, mortal);
+    }
+
+    fn change_limits(&self) {
+        self.change_budget();
+        let mut world = self.host.world.borrow_mut();
+        if world.faults.percent > 0 {
+            world.change_room();
+        }
     }
 
     /// More memory for the key index, or less than it takes now, or about as much.
@@ -277,6 +286,7 @@ impl Run {
         {
             let mut world = self.host.world.borrow_mut();
             world.snapshots.clear();
+            world.room = None;
             (world.faults.percent, world.restless, world.mortal) = (0, 0, 0);
             for writer in world.running() {
                 world.fates.insert(writer, Fate::Committed);

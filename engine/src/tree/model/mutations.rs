@@ -99,6 +99,7 @@ const TABLE: &[(Mutation, By)] = &[
     (GoneNotTold, Scenario(a_key_taken_out_stays_deleted_for_readers_of_before)),
     (FailedFlipLeaks, Model(Faulty)),
     (AbandonedLeaks, Model(Faulty)),
+    (RefusedPagesStay, Model(Faulty)),
     (UnreadNotSeenByAll, Model(Calm)),
     (UnreadTombstone, Model(Calm)),
     (ScannedRowTakenForNewest, Model(Calm)),

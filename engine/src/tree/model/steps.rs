@@ -22,7 +22,7 @@ pub(super) fn world<'t>(tree: &'t T<'_>) -> RefMut<'t, World> {
 pub(super) fn tolerate<R>(tree: &T<'_>, what: &str, result: Result<R>) -> Option<R> {
     match result {
         Ok(done) => Some(done),
-        Err(Error::Io { .. } | Error::MemoryFull { .. }) if world(tree).faults.met > 0 => None,
+        Err(Error::Io { .. } | Error::MemoryFull { .. } | Error::NoSpace(_)) if world(tree).faults.met > 0 => None,
         Err(wrong) => panic!("{what}: {wrong}"),
     }
 }

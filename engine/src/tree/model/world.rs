@@ -94,6 +94,10 @@ pub(in crate::tree) struct World {
     pub fetched: u64,
     /// The next write of pages fails.
     pub no_room: bool,
+    /// The page store cannot grow beyond so many pages.
+    pub room: Option<usize>,
+    /// It had so many pages before a crash: those that were not written to may be missing since.
+    pub had: usize,
     pub faults: Faults,
     pub fates: BTreeMap<u64, Fate>,
     /// Commands that running writers have begun.
@@ -134,6 +138,8 @@ impl World {
             disk: Disk::default(),
             fetched: 0,
             no_room: false,
+            room: None,
+            had: 0,
             faults: Faults::default(),
             fates: BTreeMap::new(),
             commands: BTreeMap::new(),
@@ -280,6 +286,12 @@ impl World {
         for fate in self.fates.values_mut().filter(|f| **f == Fate::InProgress) {
             *fate = Fate::Aborted;
         }
+        // The page store may end before pages that were handed out and not written to.
+        if self.random.chance(50) {
+            self.had = self.had.max(self.disk.pages.len());
+            let written = self.disk.pages.iter().rposition(|page| page.0 != PageBuf::ZERO.0);
+            self.disk.pages.truncate(written.map_or(1, |last| last + 1));
+        }
         let forgotten = self.disk.forgotten;
         self.disk.logs.retain(|generation, _| *generation > forgotten);
     }
@@ -305,6 +317,26 @@ impl World {
             return Err(Error::io(format!("{what}: injected"), std::io::Error::from_raw_os_error(5)));
         }
         Ok(())
+    }
+
+    /// The page store grows, if there is room: else perhaps by a part of what it should.
+    pub fn extend(&mut self, pages: usize) -> Result<()> {
+        let len = self.disk.pages.len();
+        if let Some(room) = self.room.filter(|room| *room < pages && len < pages) {
+            self.faults.met += 1;
+            if self.random.chance(30) {
+                self.disk.pages.resize(len.max(room), PageBuf::ZERO);
+            }
+            return Err(Error::NoSpace(format!("{pages} pages: injected")));
+        }
+        self.disk.pages.resize(len.max(pages), PageBuf::ZERO);
+        Ok(())
+    }
+
+    /// The disk becomes full, or there is room again.
+    pub fn change_room(&mut self) {
+        let more = self.random.below(60) as usize;
+        self.room = self.random.chance(40).then_some(self.disk.pages.len() + more.saturating_sub(20));
     }
 
     pub fn flip_fault(&mut self) -> Result<()> {

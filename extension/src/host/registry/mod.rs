@@ -478,10 +478,7 @@ fn load_on_primary(host: &PgHost) -> Result<Box<Shared<PgHost>>> {
         if host.meta()?.is_none() {
             Tree::create(host, new_storage_id()?)?;
         }
-        let tree = Tree::load(host, &table_options::of(host.rel()))?;
-        // After a crash the file may end before pages that were allocated and not written yet.
-        host.grow(u32::try_from(tree.space().1).unwrap_or(u32::MAX))?;
-        Ok(tree)
+        Tree::load(host, &table_options::of(host.rel()))
     })
 }
 
