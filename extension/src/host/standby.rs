@@ -25,6 +25,7 @@ use loosekv_engine::types::{Extent, L0Id};
 use loosekv_shm::RawLatch;
 use pgrx::pg_sys;
 use std::cell::UnsafeCell;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Flushes that may come while the log is being followed.
@@ -110,6 +111,8 @@ pub(super) fn catch_up(rel: pg_sys::Relation, slot: &'static Slot, tree: &'stati
         let standby = is_standby();
         interrupt::held(|| follow(&tree, slot))?;
         if !standby {
+            // Replay has cut the file, maybe, and told nobody.
+            slot.file_pages.store(tree.host.file_pages(), Relaxed);
             tree.take_over()?;
             slot.is_primary_now();
         }
