@@ -28,8 +28,8 @@ pub fn new_file(rel: pg_sys::Relation, file: u32) {
     info::note_format(unsafe { (*rel).rd_id }, file, key);
 }
 
-/// Copies the row versions that somebody may still see, with their writers and in their order, to a table of the same
-/// format. Columns that a row does not store get their values now, for PostgreSQL forgets the defaults of columns that were
+/// Copies the row versions that somebody may still see, in their order, to a table of the same format, with their writers unless
+/// everybody sees those. Columns that a row does not store get their values now, for PostgreSQL forgets the defaults of columns that were
 /// added since, once the table has a new file.
 pub fn copy_versions(from: &Open, to: &Open, oldest: u64) -> Result<Counts> {
     let mut counts = Counts::default();

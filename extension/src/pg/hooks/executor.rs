@@ -347,22 +347,23 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
     unsafe {
         let outside = replacing::begin(query);
         let begun = BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query), outside };
-        mask_targets(query);
-        mask_compared(query);
+        mask_for_run(query);
         begun
     }
 }
 
-/// Partitions into which ON CONFLICT may insert are opened while the statement runs.
-unsafe fn mask_targets(query: *mut QueryDesc) {
+/// Partitions into which ON CONFLICT may insert are opened while the statement runs; and rows that have changed meanwhile are looked at
+/// with a plan that is set up then, with its row comparisons.
+unsafe fn mask_for_run(query: *mut QueryDesc) {
     // SAFETY: the executor's query.
     unsafe {
-        let planned = (*query).plannedstmt;
-        if (*query).operation == pg_sys::CmdType::CMD_SELECT && !(*planned).hasModifyingCTE {
+        if !comes_back(query) {
             return;
         }
-        let mut targets = Vec::new();
+        let planned = (*query).plannedstmt;
+        let (mut targets, mut compared) = (Vec::new(), Vec::new());
         each_node_of(query, &mut |plan| {
+            compared.extend(row_comparison(plan));
             if (*plan).type_ == NodeTag::T_ModifyTable {
                 let modify = plan.cast::<pg_sys::ModifyTable>();
                 if (*modify).onConflictAction != pg_sys::OnConflictAction::ONCONFLICT_NONE {
@@ -370,6 +371,7 @@ unsafe fn mask_targets(query: *mut QueryDesc) {
                 }
             }
         });
+        compared.into_iter().for_each(|index| relam_mask::mask(index, pg_sys::AccessShareLock));
         for target in targets {
             let entries = catalog::nodes::<pg_sys::RangeTblEntry>((*planned).rtable);
             let Some(entry) = entries.get((target as usize).wrapping_sub(1)) else { continue };
@@ -377,19 +379,6 @@ unsafe fn mask_targets(query: *mut QueryDesc) {
                 relam_mask::mask_partitions((**entry).relid, pg_sys::RowExclusiveLock);
             }
         }
-    }
-}
-
-/// Rows that have changed meanwhile are looked at with a plan that is set up while the statement runs.
-unsafe fn mask_compared(query: *mut QueryDesc) {
-    // SAFETY: the executor's query.
-    unsafe {
-        if !comes_back(query) {
-            return;
-        }
-        let mut indexes = Vec::new();
-        each_node_of(query, &mut |plan| indexes.extend(row_comparison(plan)));
-        indexes.into_iter().for_each(|index| relam_mask::mask(index, pg_sys::AccessShareLock));
     }
 }
 
