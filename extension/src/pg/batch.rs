@@ -4,6 +4,7 @@
 //!  ExecutorRun begins   may this statement's rows be gathered? then its table is the *target*
 //!  tuple_insert         of the target: encoded, and kept here     the batch is full: appended
 //!  tuple_update         the same of a row that ON CONFLICT replaces unread
+//!  tuple_delete         the same of the tombstone, from the second row on
 //!  Open::new            of a table of which rows are kept here:   appended first, whoever it is that wants to look
 //!  ExecutorRun          of another statement begins (a function): appended first
 //!  ExecutorRun ends     what is left is appended
@@ -16,19 +17,20 @@
 //! has found to be a duplicate is one, even if the other row goes before the statement comes to report it. And where an error of
 //! another row ends the statement, those that wait are looked up: of several errors the first row's is the one.
 //!
-//! Rows that ON CONFLICT replaces ([`super::replacing`]) are locked when they are found, and stay so until their new versions are
-//! appended: nobody changes them meanwhile, so nothing can stand in the way of the append. The statement itself goes on to look
-//! for rows that are in the way of its next ones; where such a key is that of a row kept here, what waits is appended first, and
-//! the row found as written by the statement, which is an error. Not under SERIALIZABLE, where readers in between would count.
+//! Rows that ON CONFLICT replaces ([`super::replacing`]), and those that are deleted, are locked when they are found, and stay so
+//! until their new versions are appended: nobody changes them meanwhile, so nothing can stand in the way of the append. The
+//! statement itself goes on to look for its next rows; where it comes to the key of a row kept here, what waits is appended first,
+//! and the row found as written by the statement. (Its snapshot sees rows that it has deleted as before, in the tree or not.) Not
+//! under SERIALIZABLE, where readers in between would count.
 
 use super::bindings_am::raw;
 use super::error::Duplicate;
 use super::{catalog, slot, table_am, xact};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::table::lock::MOST_GATHERED;
-use crate::table::write::{self, Draft, Replacing};
+use crate::table::write::{self, Change, Draft, Replacing};
 use crate::table::{key_hash, unread, Open};
-use loosekv_engine::types::{Head, RowId, Writer};
+use loosekv_engine::types::{Head, RowBuf, RowId, Writer};
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{CmdType, NodeTag, QueryDesc, Relation, TupleTableSlot};
@@ -49,8 +51,19 @@ pub struct Target {
     command: pg_sys::CommandId,
     /// Depth of the subtransaction in which it runs.
     level: i32,
-    /// Its rows replace others, or else are new.
-    replaces: bool,
+    gathers: Gathers,
+    /// It has come to a row already.
+    begun: bool,
+}
+
+/// What a statement makes of which versions are gathered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum Gathers {
+    New,
+    /// Rows that replace others.
+    Replacing,
+    Deleted,
 }
 
 /// Rows that are not appended yet.
@@ -63,12 +76,12 @@ struct Batch {
     drafts: Vec<Draft>,
     /// The first of them has been found to be a duplicate.
     doomed: bool,
-    /// Where the statement replaces rows: what each of them replaces, and the hash of its key.
+    /// Where the statement replaces or deletes rows: what each of them replaces, and the hash of its key.
     replacing: Vec<Replacing>,
     hashes: Vec<u64>,
 }
 
-const NOBODY: Target = Target { rel: std::ptr::null_mut(), command: 0, level: 0, replaces: false };
+const NOBODY: Target = Target { rel: std::ptr::null_mut(), command: 0, level: 0, gathers: Gathers::New, begun: false };
 const EMPTY: Batch = Batch {
     target: NOBODY,
     writer: Writer(0),
@@ -94,9 +107,15 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Rows of the statement are gathered.
-    pub fn gathers(&self) -> bool {
-        !self.own.rel.is_null()
+    /// New rows of the statement are gathered: of one of them it may turn out late that it is a duplicate.
+    pub fn may_have_duplicates(&self) -> bool {
+        !self.own.rel.is_null() && self.own.gathers == Gathers::New
+    }
+}
+
+impl Target {
+    fn is(&self, rel: Relation, gathers: Gathers) -> bool {
+        std::ptr::eq(self.rel, rel) && self.gathers == gathers
     }
 }
 
@@ -131,7 +150,8 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
     unsafe {
         let state = (*query).planstate;
         let planned = (*query).plannedstmt;
-        if (*query).operation != CmdType::CMD_INSERT
+        let operation = (*query).operation;
+        if !matches!(operation, CmdType::CMD_INSERT | CmdType::CMD_DELETE)
             || (*planned).hasModifyingCTE
             || (*planned).hasReturning
             || state.is_null()
@@ -142,25 +162,27 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
         }
         let plan = (*state).plan.cast::<pg_sys::ModifyTable>();
         let state = state.cast::<pg_sys::ModifyTableState>();
-        let into = (*state).resultRelInfo;
+        let (into, root) = ((*state).resultRelInfo, (*state).rootResultRelInfo);
         let rel = (*into).ri_RelationDesc;
-        let replaces = (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_UPDATE;
-        let kind_fits = if replaces {
-            unread::is_wanted(rel, true) && pg_sys::XactIsoLevel != pg_sys::XACT_SERIALIZABLE as i32
-        } else {
-            (*plan).onConflictAction == pg_sys::OnConflictAction::ONCONFLICT_NONE
+        let unwatched = |target: *mut pg_sys::ResultRelInfo| (*target).ri_TrigDesc.is_null();
+        let serializable = pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32;
+        let (gathers, kind_fits) = match (*plan).onConflictAction {
+            _ if operation == CmdType::CMD_DELETE => {
+                (Gathers::Deleted, !serializable && (root.is_null() || unwatched(root)))
+            }
+            pg_sys::OnConflictAction::ONCONFLICT_NONE => (Gathers::New, catalog::has_no_index_but_its_key(rel)),
+            _ => (Gathers::Replacing, !serializable && unread::is_wanted(rel, true)),
         };
         let plain = kind_fits
             && (*state).mt_nrels == 1
             && catalog::is_our_table(rel)
-            && (*into).ri_TrigDesc.is_null()
-            && (*into).ri_WithCheckOptions.is_null()
-            && catalog::has_no_index_but_its_key(rel);
+            && unwatched(into)
+            && (*into).ri_WithCheckOptions.is_null();
         if !plain {
             return NOBODY;
         }
         let command = (*(*state).ps.state).es_output_cid;
-        Target { rel, command, level: raw::GetCurrentTransactionNestLevel(), replaces }
+        Target { rel, command, level: raw::GetCurrentTransactionNestLevel(), gathers, begun: false }
     }
 }
 
@@ -174,20 +196,33 @@ unsafe fn yields_one_row(plan: *mut pg_sys::Plan) -> bool {
 #[inline]
 pub fn takes(rel: Relation, command: pg_sys::CommandId) -> bool {
     let target = TARGET.get();
-    std::ptr::eq(target.rel, rel) && target.command == command && !target.replaces
+    target.is(rel, Gathers::New) && target.command == command
 }
 
 /// Whether the new version of a row that is being replaced unread may be kept here.
 #[inline]
 pub fn takes_replaced(rel: Relation, command: pg_sys::CommandId) -> bool {
-    replaces(rel) && TARGET.get().command == command
+    let target = TARGET.get();
+    target.is(rel, Gathers::Replacing) && target.command == command
 }
 
-/// Whether the statement that runs gathers rows of this table that replace others.
+/// Whether the tombstone of a row that is being deleted may be kept here: a statement's first row is deleted at once, and often
+/// is its only one.
+#[inline]
+pub fn takes_deleted(rel: Relation, command: pg_sys::CommandId) -> bool {
+    let target = TARGET.get();
+    let takes = target.is(rel, Gathers::Deleted) && target.command == command;
+    if takes && !target.begun {
+        TARGET.set(Target { begun: true, ..target });
+    }
+    takes && target.begun
+}
+
+/// Whether the statement that runs gathers rows of this table that replace others, or tombstones.
 #[inline]
 pub fn replaces(rel: Relation) -> bool {
     let target = TARGET.get();
-    std::ptr::eq(target.rel, rel) && target.replaces
+    std::ptr::eq(target.rel, rel) && target.gathers != Gathers::New
 }
 
 /// Keeps the row in the slot, of a statement whose rows it [`takes`]. Null, unless that filled the batch and a row in it is a
@@ -230,28 +265,45 @@ pub unsafe fn keep_replaced(open: &Open, slot: *mut TupleTableSlot, unread: RowI
     // SAFETY: by the contract.
     unsafe { open.draft(slot, &mut draft) };
     let Some(replacing) = write::prepare_unread(open, unread, &draft.key) else { return false };
-    let writer = xact::current_writer();
+    keep_prepared(open, draft, replacing);
+    // SAFETY: by the contract; the relation is open.
+    unsafe {
+        // Its row id is not known yet, and nobody asks.
+        slot::mark_written(slot, open.relid(), &Head { writer: xact::current_writer(), ..Head::default() });
+        pg_sys::pgstat_count_heap_update(open.rel, false);
+    }
+    true
+}
+
+/// Keeps the tombstone of a row, of a statement of which it takes them ([`takes_deleted`]). False: the row has to be deleted at
+/// once, or cannot be.
+pub fn keep_deleted(open: &Open, old: &RowBuf, change: Change) -> bool {
+    // The statement may come to a row a second time.
+    before_look_at(open.rel, &old.key);
+    let Some(replacing) = open.ok(write::prepare_delete(open, old, change)) else { return false };
+    let mut draft = BATCH.with_borrow_mut(Batch::room);
+    draft.key.clone_from(&old.key);
+    draft.body.clear();
+    keep_prepared(open, draft, replacing);
+    true
+}
+
+/// Keeps a version whose row is locked until it is appended.
+fn keep_prepared(open: &Open, draft: Draft, replacing: Replacing) {
     let full = BATCH.with_borrow_mut(|batch| {
-        (batch.target, batch.writer) = (TARGET.get(), writer);
+        (batch.target, batch.writer) = (TARGET.get(), xact::current_writer());
         batch.hashes.push(key_hash(&draft.key));
         batch.replacing.push(replacing);
         batch.add(draft);
         batch.rows == MOST_GATHERED || batch.bytes >= MOST_BYTES
     });
     WAITING.set(open.rel);
-    // SAFETY: by the contract; the relation is open.
-    unsafe {
-        // Its row id is not known yet, and nobody asks.
-        slot::mark_written(slot, open.relid(), &Head { writer, ..Head::default() });
-        pg_sys::pgstat_count_heap_update(open.rel, false);
-    }
     if full {
         append_waiting();
     }
-    true
 }
 
-/// The statement that runs is about to look for a row that is in the way of its next one.
+/// The statement that runs is about to look for a row with this key.
 #[inline]
 pub fn before_look_at(rel: Relation, key: &[u8]) {
     if std::ptr::eq(WAITING.get(), rel) && BATCH.with_borrow(|batch| batch.may_have(key)) {
@@ -279,7 +331,7 @@ pub unsafe extern "C-unwind" fn duplicate_that_waits(targets: &Targets) -> *mut 
     let own = targets.own;
     // SAFETY: looks into this process's memory.
     let level = unsafe { raw::GetCurrentTransactionNestLevel() };
-    let waits = std::ptr::eq(WAITING.get(), own.rel) && own.level == level && !own.replaces;
+    let waits = std::ptr::eq(WAITING.get(), own.rel) && own.level == level && own.gathers == Gathers::New;
     let Some(appending) = waits.then(Appending::take).flatten() else { return std::ptr::null_mut() };
     let batch = &appending.batch;
     if batch.target.command != own.command {
@@ -302,11 +354,11 @@ pub fn before_use(rel: Relation) {
     }
 }
 
-/// This process is about to wait for another one, for who knows how long: what the statement has replaced is shown to others,
-/// who would wait for it.
+/// This process is about to wait for another one, for who knows how long: what the statement has replaced or deleted is shown to
+/// others, who would wait for it.
 #[inline]
 pub fn before_wait() {
-    if !WAITING.get().is_null() && TARGET.get().replaces {
+    if !WAITING.get().is_null() && TARGET.get().gathers != Gathers::New {
         append_waiting();
     }
 }
@@ -342,7 +394,7 @@ fn append_but_for_duplicates() -> Option<Open> {
         return Some(open);
     }
     let drafts = &batch.drafts[..batch.rows];
-    if target.replaces {
+    if target.gathers != Gathers::New {
         let done = |count| appended.set(count);
         open.ok(write::replace_many(&open, drafts, &batch.replacing, (batch.writer, target.command), done));
         return None;
@@ -376,7 +428,7 @@ impl Batch {
 
     /// The first rows have been appended.
     fn remove(&mut self, count: usize) {
-        if self.target.replaces {
+        if self.target.gathers != Gathers::New {
             self.replacing.drain(..count);
             self.hashes.drain(..count);
         }

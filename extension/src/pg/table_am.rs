@@ -420,19 +420,20 @@ unsafe extern "C-unwind" fn delete(
 ) -> TM_Result::Type {
     // SAFETY: the executor's relation and pointers.
     unsafe {
-        let open = Open::new(rel);
+        let open = Open::at_a_row(rel);
         let mut old = RowBuf::default();
         if !open.ok(write::named_row(&open, &*tid, &mut old)) {
             return nothing_there(&mut *failure, &*tid);
         }
         let change = Change { command: cid, crosscheck, wait, purpose: Purpose::Delete };
-        match open.ok(write::delete(&open, &old, change, changing_partition)) {
-            Some(refusal) => refusal.tell(&mut *failure),
-            None => {
-                pg_sys::pgstat_count_heap_delete(rel);
-                TM_Result::TM_Ok
+        let put_off = batch::takes_deleted(rel, cid) && batch::keep_deleted(&open, &old, change);
+        if !put_off {
+            if let Some(refusal) = open.ok(write::delete(&open, &old, change, changing_partition)) {
+                return refusal.tell(&mut *failure);
             }
         }
+        pg_sys::pgstat_count_heap_delete(rel);
+        TM_Result::TM_Ok
     }
 }
 

@@ -10,7 +10,7 @@ use super::{recent, Open, TableCursor};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::xact;
 use loosekv_engine::tree::Observed;
-use loosekv_engine::types::Flags;
+use loosekv_engine::types::{Flags, RowBuf};
 use std::cell::RefCell;
 
 struct Look {
@@ -52,6 +52,15 @@ pub fn note_scanned(open: &Open, cursor: &TableCursor) {
         let row = cursor.row();
         note(open, row.key, Some(Newest::seen(row.head)), observed);
     }
+}
+
+/// What was observed with this row version, if it was the newest of its key, committed, and the last that was looked at.
+pub fn observed(open: &Open, row: &RowBuf) -> Option<Observed> {
+    LAST.with_borrow(|last| {
+        let look = last.as_ref().filter(|look| look.file == open.file() && look.key == row.key)?;
+        let is_it = |newest: &Newest| newest.head.row_id == row.head.row_id && newest.standing == Standing::Committed;
+        look.newest.as_ref().is_some_and(is_it).then_some(look.observed)
+    })
 }
 
 /// What was noted, if it is about this key and still true.

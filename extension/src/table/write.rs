@@ -15,7 +15,7 @@
 
 use super::lock::{Got, KeyLock, Line};
 use super::mvcc::{self, Newest, Standing, View, TO_ANOTHER_PARTITION};
-use super::{recent, tid, unread, Open};
+use super::{last_look, recent, tid, unread, Open};
 use crate::pg::ssi;
 use crate::pg::xact::{self, Purpose};
 use crate::work::memory;
@@ -501,15 +501,20 @@ fn replace(
                 Ready::Go(observed) => observed,
                 Ready::No(refusal) => return Ok(Err(refusal)),
             };
-        // What one command changed in a key stays changed when a later command of the transaction changes something else.
-        let earlier = if xact::is_mine(old.head.writer) { old.head.incarnation & KEY_CHANGED } else { 0 };
-        let incarnation = life(&old.head) | marks | earlier;
+        let incarnation = same_life_as(&old.head) | marks;
         let mut head = Head { row_id: RowId(0), writer, command: change.command, flags, incarnation };
         if let Some(row_id) = append(open, &old.key, body, &head, observed)? {
             head.row_id = row_id;
             return Ok(Ok(head));
         }
     }
+}
+
+/// What a version carries that replaces this one.
+fn same_life_as(old: &Head) -> u16 {
+    // What one command changed in a key stays changed when a later command of the transaction changes something else.
+    let earlier = if xact::is_mine(old.writer) { old.incarnation & KEY_CHANGED } else { 0 };
+    life(old) | earlier
 }
 
 /// May the row be changed, and nobody else lock it?
@@ -601,26 +606,56 @@ pub fn replace_unread(open: &Open, row: RowId, draft: &Draft, change: Change) ->
     }))
 }
 
-/// A row that is going to be replaced unread: its lock is held, so nobody else changes it before.
+/// A row whose next version is written later: its lock is held, so nobody else changes it before.
 pub struct Replacing {
     observed: Observed,
-    /// The writer of the row is none above this one.
-    writers: Writer,
+    below: Below,
+    flags: Flags,
     incarnation: u16,
     lock: KeyLock,
+    mode: Mode::Type,
 }
 
-const REPLACING: Mode::Type = Mode::LockTupleNoKeyExclusive;
+/// Which version is replaced, as far as that is known.
+#[derive(Clone, Copy)]
+enum Below {
+    /// That of a writer who is none above this one; it is committed.
+    WrittenUpTo(Writer),
+    Row(RowId),
+}
 
 /// Prepares to replace the row that was left unread under this row id, and locked, by one of this key. `None`: it cannot be put off.
 pub fn prepare_unread(open: &Open, row: RowId, key: &[u8]) -> Option<Replacing> {
     let (observed, writers) = unread::undisturbed(row, key)?;
     let lock = KeyLock::on(open, key);
     let marks = if lock.is_kept(Mode::LockTupleExclusive) { KEY_CHANGED } else { 0 };
-    Some(Replacing { observed, writers, incarnation: INHERITED | marks, lock })
+    let (below, mode) = (Below::WrittenUpTo(writers), Mode::LockTupleNoKeyExclusive);
+    Some(Replacing { observed, below, flags: Flags::default(), incarnation: INHERITED | marks, lock, mode })
 }
 
-/// Replaces rows whose locks are held since [`prepare_unread`]. `done` is told how many of them are, from the first.
+/// Prepares to delete the row version `old`, and locks it. `None`: it cannot be put off, or not be done at once.
+pub fn prepare_delete(open: &Open, old: &RowBuf, change: Change) -> Result<Option<Replacing>> {
+    let seen = last_look::observed(open, old).filter(|_| change.crosscheck.is_null());
+    let observed =
+        match seen.map_or_else(|| prepare(open, old, Change { wait: false, ..change }), |seen| Ok(Ready::Go(seen)))? {
+            Ready::Go(observed) => observed,
+            Ready::No(_) => return Ok(None),
+        };
+    let (lock, mode) = (KeyLock::on_row(open, old), Mode::LockTupleExclusive);
+    let got = lock.take(open, mode, Policy::LockWaitSkip);
+    // Who had the lock until now may have changed the row.
+    let still = if got == Got::WouldBlock { None } else { open.tree.renew(&old.key, observed) };
+    if got == Got::Locked {
+        match still {
+            Some(_) => lock.keep(mode),
+            None => lock.release(mode),
+        }
+    }
+    let (below, incarnation) = (Below::Row(old.head.row_id), same_life_as(&old.head));
+    Ok(still.map(|observed| Replacing { observed, below, flags: Flags::TOMBSTONE, incarnation, lock, mode }))
+}
+
+/// Replaces rows whose locks are held since they were prepared. `done` is told how many of them are, from the first.
 pub fn replace_many(
     open: &Open,
     drafts: &[Draft],
@@ -628,15 +663,14 @@ pub fn replace_many(
     (writer, command): (Writer, u32),
     mut done: impl FnMut(usize),
 ) -> Result<()> {
-    let flags = Flags::default();
-    let rows = drafts.iter().zip(replacing).map(|(draft, Replacing { observed, incarnation, .. })| NewRow {
+    let rows = drafts.iter().zip(replacing).map(|(draft, replacing)| NewRow {
         key: &draft.key,
         body: &draft.body,
         writer,
         command,
-        flags,
-        incarnation: *incarnation,
-        expect: Some(*observed),
+        flags: replacing.flags,
+        incarnation: replacing.incarnation,
+        expect: Some(replacing.observed),
     });
     let mut rows: Vec<NewRow<'_>> = rows.collect();
     open.tree.prefetch(drafts.iter().map(|draft| draft.key.as_slice()));
@@ -644,7 +678,7 @@ pub fn replace_many(
     while let (Some(left), Some(first)) = (rows.get(from..), replacing.get(from)) {
         match memory::append(&open.tree, left)?.written {
             0 => {
-                let observed = look_again(open, left[0].key, first.writers)?;
+                let observed = look_again(open, left[0].key, first.below)?;
                 rows[from].expect = Some(observed);
             }
             written => from += written,
@@ -652,16 +686,19 @@ pub fn replace_many(
         done(from);
     }
     for row in replacing.iter().rev() {
-        row.lock.changed_by(REPLACING, writer);
+        row.lock.changed_by(row.mode, writer);
     }
     Ok(())
 }
 
-/// What is to be observed now of a locked row whose writer is none above this one: it may have come to stand elsewhere.
-fn look_again(open: &Open, key: &[u8], writers: Writer) -> Result<Observed> {
+/// What is to be observed now of a locked row: it may have come to stand elsewhere.
+fn look_again(open: &Open, key: &[u8], below: Below) -> Result<Observed> {
     let (newest, observed) = mvcc::newest_head(open, key)?;
-    let same = |newest: &Newest| {
-        newest.standing == Standing::Committed && !newest.is_absent() && newest.head.writer <= writers
+    let same = |newest: &Newest| match below {
+        Below::WrittenUpTo(writer) => {
+            newest.standing == Standing::Committed && !newest.is_absent() && newest.head.writer <= writer
+        }
+        Below::Row(row) => newest.head.row_id == row,
     };
     match newest.filter(same) {
         Some(_) => Ok(observed),

@@ -55,7 +55,7 @@ unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDi
             Some(previous) => previous(query, direction, count, once),
             None => raw::standard_ExecutorRun(query, direction, count, once),
         };
-        match begun.targets.gathers() {
+        match begun.targets.may_have_duplicates() {
             true => run_gathering(&begun.targets, run),
             false => run(),
         }
@@ -67,7 +67,7 @@ unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDi
     }
 }
 
-/// Runs a statement whose rows are gathered. Where an error ends it, a row that came before may be a duplicate that nobody has looked
+/// Runs a statement whose new rows are gathered. Where an error ends it, a row that came before may be a duplicate that nobody has looked
 /// for yet: then that is the error.
 unsafe fn run_gathering(targets: &batch::Targets, run: impl FnOnce()) {
     // SAFETY: as PG_TRY does it, in a frame with nothing to drop.
