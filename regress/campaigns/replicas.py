@@ -72,30 +72,47 @@ def lag(primary, am, seconds):
     return f"{am}: {count} upserts, lag {samples[len(samples) // 2]:.1f} ms in the middle, {samples[-1]:.0f} ms and {behind / 1024:.0f} kB at most"
 
 
+def there(server, *commands):
+    """In the database `moving`."""
+    done = subprocess.run(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *[a for c in commands for a in ("-c", c)]], text=True,
+                          env=dict(server.environment(), PGDATABASE="moving"), capture_output=True, timeout=120)
+    if done.returncode != 0:
+        raise lib.Failure(f"{commands}: {done.stderr}")
+    return done.stdout.strip()
+
+
+STATE = "SELECT count(*), sum(k), md5(string_agg(v, ',' ORDER BY k)) FROM m"
+
+
 def moved_database(primary, standby):
     """A database goes to another tablespace and comes back; the standby reads it before, in between and afterwards."""
-    def there(server, *commands):
-        done = subprocess.run(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *[a for c in commands for a in ("-c", c)]], text=True,
-                              env=dict(server.environment(), PGDATABASE="moving"), capture_output=True, timeout=120)
-        if done.returncode != 0:
-            raise lib.Failure(f"{commands}: {done.stderr}")
-        return done.stdout.strip()
-
-    state = "SELECT count(*), sum(k), md5(string_agg(v, ',' ORDER BY k)) FROM m"
     primary.sql("SET allow_in_place_tablespaces = on", "CREATE TABLESPACE near LOCATION ''", "CREATE DATABASE moving TEMPLATE template1")
     there(primary, "CREATE EXTENSION loosekv", "CREATE TABLE m (k int PRIMARY KEY, v text) USING loosekv", "INSERT INTO m SELECT i, 'v' FROM generate_series(1, 3000) i")
     for number, target in enumerate(("near", "pg_default", "near", "pg_default")):
         wait_for_replay(primary, standby)
-        if there(standby, state) != there(primary, state):
+        if there(standby, STATE) != there(primary, STATE):
             raise lib.Failure(f"after {number} moves the standby reads a moved database otherwise than the primary")
         # Nobody may be in it, here or there.
         primary.sql(f"ALTER DATABASE moving SET TABLESPACE {target}")
         there(primary, f"UPDATE m SET v = v || '{number}' WHERE k % 3 = {number % 3}", f"DELETE FROM m WHERE k % 50 = {number}", "SELECT loosekv.flush('m')",
               "INSERT INTO m SELECT i, 'new' FROM generate_series(1, 3000, 7) i ON CONFLICT DO NOTHING", "SELECT loosekv.compact('m')" if number % 2 else "SELECT 1")
     wait_for_replay(primary, standby)
-    if there(standby, state) != there(primary, state):
+    if there(standby, STATE) != there(primary, STATE):
         raise lib.Failure("the standby reads a moved database otherwise than the primary")
-    primary.sql("DROP DATABASE moving", "DROP TABLESPACE near")
+
+
+def born_again(primary, standby):
+    """Databases with one oid, one after the other, from one template: a standby reads each as it is, also one that had read those before."""
+    there(primary, "INSERT INTO m SELECT i, 'log' FROM generate_series(10001, 10100) i")
+    primary.sql("ALTER DATABASE moving RENAME TO model")
+    for number, strategy in enumerate(("wal_log", "wal_log", "file_copy", "file_copy")):
+        primary.sql(f"CREATE DATABASE moving TEMPLATE model STRATEGY {strategy} OID 70000")
+        there(primary, f"INSERT INTO m SELECT i, 'again {number}' FROM generate_series({20001 + 50 * number}, 20100) i")
+        wait_for_replay(primary, standby)
+        if there(standby, STATE) != there(primary, STATE):
+            raise lib.Failure(f"the standby takes database {number} with an oid, made by {strategy}, for another: {there(standby, STATE)}, {there(primary, STATE)}")
+        primary.sql("DROP DATABASE moving")
+    primary.sql("DROP DATABASE model", "DROP TABLESPACE near")
 
 
 def rewound(primary, standby, cascade, seed, directory):
@@ -147,10 +164,11 @@ def main(directory, servers):
     same_everywhere(primary, standby, cascade)
     replayed_twice(primary, cascade)
     moved_database(primary, standby)
+    born_again(primary, standby)
     figures = [lag(primary, am, seconds) for am in ("heap", "loosekv")]
     rewound(primary, standby, cascade, seed, directory)
     transactions = sum(session.sent for session in load.sessions)
-    return f"{transactions} transactions on a cascade, {'; '.join(figures)}; replayed twice, a database moved, promoted, pg_rewind of the old primary: no difference"
+    return f"{transactions} transactions on a cascade, {'; '.join(figures)}; replayed twice, a database moved and others made with one oid, promoted, pg_rewind of the old primary: no difference"
 
 
 if __name__ == "__main__":

@@ -160,11 +160,12 @@ def inspected(server):
     """pg_walinspect shows what the resource manager's records say."""
     start = server.sql("CREATE EXTENSION IF NOT EXISTS pg_walinspect", "CHECKPOINT", "SELECT pg_current_wal_lsn()").split()[-1]
     server.sql("CREATE TABLE seen (k int PRIMARY KEY, v text) USING loosekv", "INSERT INTO seen SELECT i, 'v' FROM generate_series(1, 10) i", "SELECT loosekv.flush('seen')",
-               "INSERT INTO seen VALUES (11, 'v')", "INSERT INTO seen VALUES (12, 'v')", "DROP TABLE seen", "SELECT pg_switch_wal()", "CHECKPOINT")
+               "INSERT INTO seen VALUES (11, 'v')", "INSERT INTO seen VALUES (12, 'v')", "DROP TABLE seen", "CREATE DATABASE seen",
+               "DROP DATABASE seen", "SELECT pg_switch_wal()", "CHECKPOINT")
     found = dict(line.split("|", 1) for line in server.sql(
         "SELECT DISTINCT ON (record_type) record_type, description FROM pg_get_wal_records_info_till_end_of_wal("
         f"'{start}') WHERE resource_manager = 'loosekv' ORDER BY record_type, start_lsn").splitlines())
-    if set(found) != {"APPEND", "APPEND+INIT", "FLIP"} or "generation" not in found["APPEND+INIT"] or "superseded" not in found["FLIP"] or "bytes" not in found["APPEND"]:
+    if set(found) != {"APPEND", "APPEND+INIT", "FLIP", "DROP_DATABASE"} or "database" not in found["DROP_DATABASE"] or "generation" not in found["APPEND+INIT"] or "superseded" not in found["FLIP"] or "bytes" not in found["APPEND"]:
         raise lib.Failure(f"pg_walinspect shows {found}")
 
 

@@ -1,18 +1,20 @@
 //! The WAL resource manager: what a flush of the log means to recovery.
 //!
 //! ```text
-//! APPEND       block 0: bytes that follow the page's contents (where, the page's own end tells)
-//! APPEND_INIT  block 0: a fresh log page from its engine head on (generation, tail, extent, records)
-//! FLIP         data: FlipRecord; block 0: full image of the meta page
+//! APPEND         block 0: bytes that follow the page's contents (where, the page's own end tells)
+//! APPEND_INIT    block 0: a fresh log page from its engine head on (generation, tail, extent, records)
+//! FLIP           data: FlipRecord; block 0: full image of the meta page
+//! DROP_DATABASE  data: oid (4); comes between PostgreSQL's own record of the drop and the commit of its transaction
 //! ```
 //!
 //! Pages of runs travel in PostgreSQL's own full-page records. Redo works on one page, is idempotent by the page's LSN,
-//! and changes nothing in shared memory (I19). A record that does not fit its page stops recovery, as PostgreSQL's own do.
+//! and changes nothing in shared memory (I19), but that the tables of a dropped database are forgotten there. A record that
+//! does not fit its page stops recovery, as PostgreSQL's own do.
 
 use crate::host::buffer::log_page::LogHead;
 use crate::host::buffer::RawPage;
-use crate::host::{redo, standby};
-use crate::pg::bindings;
+use crate::host::{redo, registry, standby};
+use crate::pg::{bindings, exit};
 use loosekv_engine::page::PageBuf;
 use loosekv_engine::types::HOST_HEADER;
 use pgrx::pg_sys;
@@ -25,6 +27,7 @@ pub const ID: pg_sys::RmgrId = pg_sys::RM_EXPERIMENTAL_ID as pg_sys::RmgrId;
 pub const APPEND: u8 = 0x00;
 pub const APPEND_INIT: u8 = 0x10;
 pub const FLIP: u8 = 0x20;
+pub const DROP_DATABASE: u8 = 0x30;
 
 /// What a FLIP record tells a standby before it may show the new meta page.
 #[repr(C)]
@@ -56,6 +59,20 @@ pub fn register() {
     unsafe { pg_sys::RegisterCustomRmgr(ID, &mut rmgr) }
 }
 
+/// Tells standbys that a database has been dropped. While its transaction still has it locked: before there can be another with
+/// its oid, the record has been written. (A drop that a crash ends here has to be done once more.)
+pub fn log_dropped_database(database: pg_sys::Oid) {
+    let mut data = database.to_u32().to_le_bytes();
+    // SAFETY: guarded, and the closure owns nothing; the data is copied.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            bindings::XLogBeginInsert();
+            bindings::XLogRegisterData(data.as_mut_ptr().cast(), data.len() as u32);
+            bindings::XLogInsert(ID, DROP_DATABASE);
+        });
+    }
+}
+
 /// # Safety
 /// `record` is a record as PostgreSQL hands it to a resource manager.
 unsafe fn info(record: *mut pg_sys::XLogReaderState) -> u8 {
@@ -79,14 +96,27 @@ unsafe fn block_data<'a>(record: *mut pg_sys::XLogReaderState) -> &'a [u8] {
 }
 
 /// # Safety
-/// As for [`info`].
-unsafe fn flip_record(record: *mut pg_sys::XLogReaderState) -> Option<FlipRecord> {
+/// As for [`info`]; any bytes are a `T`.
+unsafe fn main_data<T>(record: *mut pg_sys::XLogReaderState) -> Option<T> {
     // SAFETY: the main data has the length that the record tells.
     unsafe {
         let decoded = (*record).record;
-        ((*decoded).main_data_len as usize >= size_of::<FlipRecord>())
-            .then(|| (*decoded).main_data.cast::<FlipRecord>().read_unaligned())
+        ((*decoded).main_data_len as usize >= size_of::<T>()).then(|| (*decoded).main_data.cast::<T>().read_unaligned())
     }
+}
+
+/// # Safety
+/// As for [`info`].
+unsafe fn flip_record(record: *mut pg_sys::XLogReaderState) -> Option<FlipRecord> {
+    // SAFETY: numbers only.
+    unsafe { main_data(record) }
+}
+
+/// # Safety
+/// As for [`info`].
+unsafe fn dropped_database(record: *mut pg_sys::XLogReaderState) -> Option<pg_sys::Oid> {
+    // SAFETY: numbers only.
+    unsafe { main_data::<[u8; 4]>(record) }.map(|oid| u32::from_le_bytes(oid).into())
 }
 
 /// Runs in the startup process, where an ERROR ends the process and never jumps over these frames.
@@ -97,6 +127,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
             APPEND => redo_append(record),
             APPEND_INIT => redo_append_init(record),
             FLIP => redo_flip(record),
+            DROP_DATABASE => redo_drop_database(record),
             other => stop(record, &format!("operation {other:#x} is not known")),
         }
     }
@@ -168,6 +199,17 @@ unsafe fn redo_flip(record: *mut pg_sys::XLogReaderState) {
     }
 }
 
+/// PostgreSQL has ended the sessions in the database, and nobody can come into one whose files are gone.
+///
+/// # Safety
+/// As for [`info`].
+unsafe fn redo_drop_database(record: *mut pg_sys::XLogReaderState) {
+    // SAFETY: called by PostgreSQL with a decoded record.
+    let Some(database) = (unsafe { dropped_database(record) }) else { stop(record, "the data is too short") };
+    exit::attach();
+    registry::forget_database(database);
+}
+
 /// # Safety
 /// `buffer` is pinned and locked exclusively, `page` is its page.
 unsafe fn finish(record: *mut pg_sys::XLogReaderState, buffer: pg_sys::Buffer, page: RawPage) {
@@ -192,15 +234,16 @@ unsafe extern "C-unwind" fn desc(buf: pg_sys::StringInfo, record: *mut pg_sys::X
     // SAFETY: called by PostgreSQL with a decoded record.
     let text = unsafe {
         let bytes = block_data(record);
-        match (info(record), LogHead::decode(bytes), flip_record(record)) {
-            (APPEND_INIT, Some(head), _) => format!(
+        match (info(record), LogHead::decode(bytes), flip_record(record), dropped_database(record)) {
+            (APPEND_INIT, Some(head), ..) => format!(
                 "generation {}, tail {}, extent {}, {} bytes",
                 head.generation,
                 head.tail,
                 head.seq,
                 bytes.len() - LogHead::BYTES
             ),
-            (FLIP, _, Some(flip)) => format!("superseded {}, reused {}", flip.superseded, flip.reused),
+            (FLIP, _, Some(flip), _) => format!("superseded {}, reused {}", flip.superseded, flip.reused),
+            (DROP_DATABASE, _, _, Some(database)) => format!("database {database}"),
             _ => format!("{} bytes", bytes.len()),
         }
     };
@@ -215,6 +258,7 @@ unsafe extern "C-unwind" fn identify(info: u8) -> *const c_char {
         APPEND => c"APPEND".as_ptr(),
         APPEND_INIT => c"APPEND+INIT".as_ptr(),
         FLIP => c"FLIP".as_ptr(),
+        DROP_DATABASE => c"DROP_DATABASE".as_ptr(),
         _ => std::ptr::null(),
     }
 }

@@ -211,8 +211,10 @@ impl Registry {
                 tree.index.uncount(&global.budgets.key_index);
             }
             drop(tree);
-            // What it has retired is freed with it, not when somebody next retires something.
-            loosekv_shm::epoch::collect(COLLECT_ROUNDS);
+            // What it has retired is freed with it, not when somebody next retires something. (Replay comes by here, too.)
+            if loosekv_shm::epoch::attach().is_ok() {
+                loosekv_shm::epoch::collect(COLLECT_ROUNDS);
+            }
         }
     }
 
@@ -610,9 +612,9 @@ pub fn forget_temporary(gone: impl Fn(pg_sys::RelFileNode) -> bool) {
     forget_where(|key| key.backend != pg_sys::InvalidBackendId && key.backend == mine && gone(key.node()));
 }
 
-/// The files of a database are gone: all of them, or those in one tablespace.
-pub fn forget_database(database: u32, tablespace: Option<u32>) {
-    forget_where(|key| key.database == database && tablespace.is_none_or(|tablespace| key.tablespace == tablespace));
+/// The files of a database are gone, or about to go, and nobody is in it.
+pub fn forget_database(database: pg_sys::Oid) {
+    forget_where(|key| key.database == database.to_u32());
 }
 
 fn forget_where(gone: impl Fn(&FileKey) -> bool) {

@@ -69,6 +69,7 @@ unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _a
         if event == XACT_EVENT_ABORT {
             utility::failed();
         }
+        databases::forget();
         publications::forget();
         options::forget();
         explain::forget();

@@ -4,7 +4,7 @@
 //! When a key is dropped, what its rows look like is noted, and after the statement the table is rewritten without one:
 //! the catalog would no longer tell how to read it.
 
-use super::publications;
+use super::{databases, publications};
 use crate::codec::key::KeyCodec;
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::{catalog, error, index_am};
@@ -48,6 +48,8 @@ unsafe extern "C-unwind" fn hook(
             } else if access == pg_sys::ObjectAccessType::OAT_DROP {
                 dropped(object);
             }
+        } else if class.to_u32() == pg_sys::DatabaseRelationId.to_u32() && part == 0 {
+            database(access, object);
         }
     }
 }
@@ -84,6 +86,15 @@ unsafe extern "C-unwind" fn created(relid: Oid) {
             );
         }
         overwrite_relam(relid, am);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn database(access: pg_sys::ObjectAccessType::Type, database: Oid) {
+    match access {
+        pg_sys::ObjectAccessType::OAT_DROP => databases::dropping(database),
+        pg_sys::ObjectAccessType::OAT_POST_ALTER => databases::altered(database),
+        _ => {}
     }
 }
 
