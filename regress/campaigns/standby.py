@@ -132,6 +132,24 @@ def between_passes(primary, standby):
     primary.sql("DROP TABLE l8", "DROP FUNCTION held")
 
 
+def marked_entries(primary, standby):
+    """Hash and GiST indexes take out entries that scans have marked as dead when a page is full. Who on the standby may need them is cancelled."""
+    for index, column, value, same in ("hash", "int", "{}", "="), ("gist", "point", "point({}, 1)", "~="):
+        look = f"SELECT count(*) FROM l7 WHERE s {same} {value.format(5)}"
+        by_index = "SET enable_seqscan = off", "SET enable_bitmapscan = off"
+        primary.sql(f"CREATE TABLE l7 (k int PRIMARY KEY, s {column}) USING loosekv", f"CREATE INDEX l7_s ON l7 USING {index} (s)",
+                    f"INSERT INTO l7 SELECT i, {value.format(5)} FROM generate_series(1, 100) i")
+        wait_for_replay(primary, standby)
+        session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
+        primary.sql(f"UPDATE l7 SET s = {value.format(6)}", *by_index, look, look, f"INSERT INTO l7 SELECT i, {value.format(5)} FROM generate_series(1001, 1600) i")
+        wait_for_replay(primary, standby)
+        output, error = session.communicate("".join(f"{line};\n" for line in (*by_index, look)), timeout=60)
+        cancelled = session.returncode != 0 and ("conflict with recovery" in error or "server closed" in error)
+        if output.split()[-1:] != ["100"] and not cancelled:
+            raise lib.Failure(f"what an older snapshot of the standby finds by a {index} index is {output.split()[-1:]} instead of 100 {error}")
+        primary.sql("DROP TABLE l7")
+
+
 def old_snapshots(primary, standby):
     """What takes rows out of a secondary index alone must not pull them away from older snapshots, here or on the standby."""
     changes = ["VACUUM l1", "REINDEX INDEX l1_s", "DROP INDEX IF EXISTS l1_new; CREATE INDEX l1_new ON l1 (s, n)"]
@@ -266,7 +284,7 @@ def delays(primary, standby):
             raise lib.Failure(f"with a delay of {delay} and feedback {feedback} a session was {'' if cancelled else 'not '}cancelled, after {waited:.1f} s")
         wait_for_replay(primary, standby)
     primary.sql("DROP TABLE late")
-    standby.reload("primary_slot_name = ''")
+    standby.reload("primary_slot_name = ''", "hot_standby_feedback = off")
     wait_until(primary, "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'campaign'", "the standby does not leave its slot")
     primary.sql("SELECT pg_drop_replication_slot('campaign')")
     primary.reload("autovacuum = on")
@@ -321,6 +339,7 @@ def main(directory, servers):
     old_snapshots(primary, primary)
     old_snapshots(primary, standby)
     between_passes(primary, standby)
+    marked_entries(primary, standby)
     old_cursor(primary, standby)
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
     tables = primary.sql("SELECT oid FROM pg_class WHERE relkind = 'r'").split()

@@ -1,7 +1,7 @@
 //! The table access method's callbacks that read.
 
 use super::owned::Owned;
-use super::{slots, ssi, statistics};
+use super::{slots, ssi, statistics, xact};
 use crate::table::by_row::ByRow;
 use crate::table::mvcc::{Sight, View};
 use crate::table::scan::{Pieces, TableScan};
@@ -499,8 +499,7 @@ unsafe fn fetch_by_row(
         }
         if !all_dead.is_null() {
             // The index marks its entry by a hint, of which the log does not tell.
-            *all_dead =
-                sight.is_dead_to_all(|| super::xact::oldest_visible(rel)) && open.ok(sight.outlasts_a_crash(open));
+            *all_dead = sight.is_dead_to_all(|| xact::oldest_visible(rel)) && open.ok(sight.outlasts_a_crash(open));
         }
         false
     }
@@ -575,16 +574,32 @@ pub unsafe extern "C-unwind" fn satisfies_snapshot(
     }
 }
 
-/// Which of these index entries point to rows that nobody will see again? None, as far as we can tell at that price: index
-/// entries go with VACUUM.
+/// Which of these index entries point to rows that nobody will see again? To btrees, which ask before they choose: none, as far as we
+/// can tell at that price; their entries go with VACUUM. Hash and GiST indexes are about to take out what scans have marked as
+/// dead, and do so whatever we say. They ask whose snapshots on standbys may still need it.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn index_delete(
-    _rel: Relation,
+    rel: Relation,
     operation: *mut pg_sys::TM_IndexDeleteOp,
 ) -> pg_sys::TransactionId {
-    // SAFETY: the index code's struct.
-    unsafe { (*operation).ndeltids = 0 };
-    pg_sys::InvalidTransactionId
+    // SAFETY: the index code's struct, with as many entries as it says.
+    unsafe {
+        if (*operation).bottomup || (*(*(*operation).irel).rd_rel).relam == pg_sys::BTREE_AM_OID {
+            (*operation).ndeltids = 0;
+            return pg_sys::InvalidTransactionId;
+        }
+        let open = Open::new(rel);
+        let own = &raw mut pg_sys::SnapshotSelfData;
+        let (mut view, mut by_row, mut newest) = (View::new(rel, own), ByRow::default(), None);
+        for entry in 0..(*operation).ndeltids.max(0) as usize {
+            let tid = &(*(*operation).deltids.add(entry)).tid;
+            // What is gone from the tree was told of when it went.
+            if let Sight::Superseded(by) = open.ok(by_row.fetch(&open, &mut view, own, tid)) {
+                newest = newest.max(Some(by.writer));
+            }
+        }
+        newest.map_or(pg_sys::InvalidTransactionId, xact::short)
+    }
 }
 
 /// How many virtual blocks a table has.
