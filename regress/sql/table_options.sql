@@ -107,12 +107,21 @@ SET ROLE surface_stranger;
 ALTER TABLE o2 SET (loosekv.fan_in = 8);
 RESET ROLE;
 DROP ROLE surface_stranger;
+-- What failed leaves nothing to the statements after it, which may stand in its memory.
+CREATE TABLE o8 (k int) USING loosekv;
+BEGIN;
+SAVEPOINT s;
+ALTER TABLE o8 SET (loosekv.fan_in = 9, fillfactor = 5);
+ROLLBACK TO s;
+ALTER TABLE o8 SET (fillfactor = 50, parallel_workers = 2);
+COMMIT;
+SELECT options_of('o8');
 -- A table that leaves takes none with it.
 CREATE TABLE o7 (k int) USING loosekv WITH (loosekv.fan_in = 4, fillfactor = 50);
 ALTER TABLE o7 SET ACCESS METHOD heap;
 SELECT options_of('o7');
 ALTER TABLE o7 SET (fillfactor = 60);
 DROP MATERIALIZED VIEW o4;
-DROP TABLE o1, o2, o3, o6, o7, other.o1;
+DROP TABLE o1, o2, o3, o6, o7, o8, other.o1;
 DROP SCHEMA other;
 DROP FUNCTION options_of;

@@ -91,6 +91,7 @@ unsafe extern "C-unwind" fn subtransaction_ended(
         let level = unsafe { super::bindings_am::raw::GetCurrentTransactionNestLevel() };
         relam_mask::rolled_back(level);
         explain::rolled_back(level);
+        options::rolled_back(level);
         batch::rolled_back(level);
         unread::rolled_back(level);
         lock::rolled_back();

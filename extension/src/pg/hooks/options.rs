@@ -22,8 +22,10 @@ use std::ffi::CStr;
 
 /// What is to be written when a statement has been done.
 struct Pending {
-    /// The statement, as an address.
+    /// The statement, as an address. One that failed has left it to another.
     statement: usize,
+    /// Of the (sub)transaction that it is part of.
+    level: i32,
     target: Target,
     /// The table's options as they are to be.
     options: Vec<Pair>,
@@ -41,6 +43,11 @@ static PENDING: ProcessLocal<RefCell<Vec<Pending>>> = ProcessLocal::new(RefCell:
 /// The transaction is over.
 pub fn forget() {
     PENDING.with_borrow_mut(Vec::clear);
+}
+
+/// A subtransaction is rolled back, and the statement with it.
+pub fn rolled_back(level: i32) {
+    PENDING.with_borrow_mut(|pending| pending.retain(|one| one.level < level));
 }
 
 /// The options of a table that a statement is still making.
@@ -214,16 +221,14 @@ unsafe fn make(
             return;
         }
         let name = table_options::text((*relation).relname);
-        remember(Pending { statement: statement as usize, target: Target::New { schema, name }, options });
+        remember(statement, Target::New { schema, name }, options);
     }
 }
 
-fn remember(one: Pending) {
-    PENDING.with_borrow_mut(|pending| {
-        // One that failed has left its own behind.
-        pending.retain(|other| other.statement != one.statement);
-        pending.push(one);
-    });
+fn remember(statement: *mut PlannedStmt, target: Target, options: Vec<Pair>) {
+    // SAFETY: reads process memory.
+    let level = unsafe { raw::GetCurrentTransactionNestLevel() };
+    PENDING.with_borrow_mut(|pending| pending.push(Pending { statement: statement as usize, level, target, options }));
 }
 
 /// Options of a command, if it is about options: the list, and whether they are reset.
@@ -295,7 +300,7 @@ unsafe fn alter(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStm
         });
         let options = changed(ours, changes);
         let options = if leaves { Vec::new() } else { options };
-        remember(Pending { statement: statement as usize, target: Target::Old(relid), options });
+        remember(statement, Target::Old(relid), options);
         statement
     }
 }
