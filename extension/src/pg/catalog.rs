@@ -16,6 +16,8 @@ pub struct IndexFacts {
     pub is_key: bool,
     /// Unique, or an exclusion constraint.
     pub is_unique: bool,
+    /// A foreign key may point to its columns: unique, of columns alone, and of all rows.
+    pub is_referable: bool,
     pub attributes: Vec<i16>,
 }
 
@@ -66,6 +68,7 @@ pub fn indexes_of(rel: Relation) -> Vec<IndexFacts> {
                 oid,
                 is_key: oid == key && is_our_index(index),
                 is_unique: (*form).indisunique || (*form).indisexclusion,
+                is_referable: (*form).indisunique && is_of_columns(index),
                 attributes: (*form).indkey.values.as_slice(natts).to_vec(),
             });
             pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
@@ -73,6 +76,17 @@ pub fn indexes_of(rel: Relation) -> Vec<IndexFacts> {
         pg_sys::list_free(list);
     }
     facts
+}
+
+/// Whether an index has neither expressions nor a condition.
+///
+/// # Safety
+/// `index` is open.
+unsafe fn is_of_columns(index: Relation) -> bool {
+    // SAFETY: by the contract; the tuple of an open index is loaded.
+    [pg_sys::Anum_pg_index_indexprs, pg_sys::Anum_pg_index_indpred]
+        .into_iter()
+        .all(|attno| unsafe { pg_sys::heap_attisnull((*index).rd_indextuple, attno as i32, std::ptr::null_mut()) })
 }
 
 /// The key that an index of ours gives to its table.

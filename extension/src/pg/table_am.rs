@@ -537,7 +537,7 @@ unsafe extern "C-unwind" fn update_guarded(
     }
 }
 
-/// Whether the new row differs from the old one in a column of another unique index.
+/// Whether the new row differs from the old one in a column of another index which a foreign key may point to.
 ///
 /// # Safety
 /// `slot` holds the new row.
@@ -555,11 +555,7 @@ unsafe fn other_keys_differ(open: &Open, old: &RowBuf, slot: *mut TupleTableSlot
         let attributes = (*desc).attrs.as_slice((*desc).natts as usize);
         let mut differ = false;
         for attno in &open.info.other_key_attributes {
-            let Some(at) = usize::try_from(*attno).ok().and_then(|attno| attno.checked_sub(1)) else {
-                // An expression: nobody can tell cheaply.
-                differ = true;
-                break;
-            };
+            let at = usize::from(attno.unsigned_abs()) - 1;
             let same_null = old_nulls[at] == nulls[at];
             let attribute = &attributes[at];
             differ = !same_null || (!nulls[at] && !same_value(old_values[at], values[at], attribute));

@@ -21,7 +21,7 @@ pub struct Info {
     pub key_index: Option<pg_sys::Oid>,
     /// There are unique indexes, or exclusion constraints, beside the key.
     other_unique: bool,
-    /// Attributes of other unique indexes, which a foreign key may point to.
+    /// Attributes of other indexes which a foreign key may point to.
     pub other_key_attributes: Vec<i16>,
 }
 
@@ -76,15 +76,16 @@ fn find_out(rel: pg_sys::Relation, file: u32) -> Info {
     };
     // SAFETY: the relation is open, so its descriptor is valid.
     let codec = unsafe { TableCodec::new((*rel).rd_att, key_codec) };
-    let other: Vec<_> = indexes.iter().filter(|index| !index.is_key && index.is_unique).collect();
-    let mut other_key_attributes: Vec<i16> = other.iter().flat_map(|index| index.attributes.iter().copied()).collect();
+    let others = || indexes.iter().filter(|index| !index.is_key);
+    let referable = others().filter(|index| index.is_referable);
+    let mut other_key_attributes: Vec<i16> = referable.flat_map(|index| index.attributes.iter().copied()).collect();
     other_key_attributes.sort_unstable();
     other_key_attributes.dedup();
     Info {
         codec: Rc::new(codec),
         file,
         key_index: key.map(|key| key.oid),
-        other_unique: !other.is_empty(),
+        other_unique: others().any(|index| index.is_unique),
         other_key_attributes,
     }
 }
