@@ -137,25 +137,16 @@ pub fn is_speculating(head: &Head) -> bool {
     if !head.flags.has(Flags::SPECULATIVE) {
         return false;
     }
-    let tag = speculative_tag(head.writer);
-    // SAFETY: a heavyweight lock, taken without waiting and released; errors unwind.
-    unsafe {
-        let ended = pg_sys::LockAcquire(&raw const tag, pg_sys::ShareLock as i32, false, true)
-            != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-        if ended {
-            pg_sys::LockRelease(&raw const tag, pg_sys::ShareLock as i32, false);
-        }
-        !ended
-    }
+    // SAFETY: row versions are looked at within transactions.
+    unsafe { !is_free(&speculative_tag(head.writer)) }
 }
 
 /// Sleeps until the writer of `head` has ended, or (a speculative insertion) is confirmed or taken back.
 pub fn wait_for(rel: pg_sys::Relation, head: &Head, purpose: Purpose) {
     batch::before_wait();
-    let xid = short(head.writer);
     if is_speculating(head) {
         // SAFETY: waits for a heavyweight lock; errors and cancels unwind.
-        unsafe { pg_sys::SpeculativeInsertionWait(xid, SPECULATIVE_TOKEN) };
+        unsafe { pg_sys::SpeculativeInsertionWait(short(head.writer), SPECULATIVE_TOKEN) };
         return;
     }
     let mut tid = crate::table::tid::from_row(head.row_id);
@@ -166,7 +157,7 @@ pub fn wait_for(rel: pg_sys::Relation, head: &Head, purpose: Purpose) {
         Purpose::Lock => pg_sys::XLTW_Oper::XLTW_Lock,
     };
     // SAFETY: as above; the relation is open.
-    unsafe { pg_sys::XactLockTableWait(xid, rel, &raw mut tid, oper) }
+    unsafe { pg_sys::XactLockTableWait(ends_with(head.writer), rel, &raw mut tid, oper) }
 }
 
 /// Sleeps until a writer, who holds a row lock, has ended.
@@ -174,7 +165,57 @@ pub fn wait_for_writer(rel: pg_sys::Relation, writer: Writer) {
     batch::before_wait();
     let (no_tid, oper) = (std::ptr::null_mut(), pg_sys::XLTW_Oper::XLTW_None);
     // SAFETY: as above; without a TID the wait has no error context.
-    unsafe { pg_sys::XactLockTableWait(short(writer), rel, no_tid, oper) }
+    unsafe { pg_sys::XactLockTableWait(ends_with(writer), rel, no_tid, oper) }
+}
+
+/// The transaction to wait for until this writer has ended. A subtransaction that was released ends with the one around it, which
+/// may be rolled back while the transaction goes on; PostgreSQL, left to itself, waits for the whole transaction.
+pub fn ends_with(writer: Writer) -> pg_sys::TransactionId {
+    let mut xid = short(writer);
+    // SAFETY: look-ups in shared memory; may read a page of the subtransaction log, which has all who still run; errors unwind.
+    unsafe {
+        while !is_locked(xid) && pg_sys::TransactionIdIsInProgress(short(writer)) {
+            match pg_sys::SubTransGetParent(xid) {
+                pg_sys::InvalidTransactionId => break,
+                parent => xid = parent,
+            }
+        }
+    }
+    xid
+}
+
+/// Whether somebody holds the lock that a (sub)transaction holds until it is over or released.
+///
+/// # Safety
+/// Within a transaction, and not of this one.
+unsafe fn is_locked(xid: pg_sys::TransactionId) -> bool {
+    // As SET_LOCKTAG_TRANSACTION sets it.
+    let tag = pg_sys::LOCKTAG {
+        locktag_field1: u32::from(xid),
+        locktag_field2: 0,
+        locktag_field3: 0,
+        locktag_field4: 0,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_TRANSACTION as u8,
+        locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+    };
+    // SAFETY: by the contract.
+    unsafe { !is_free(&tag) }
+}
+
+/// Whether nobody holds a lock that others hold exclusively.
+///
+/// # Safety
+/// Within a transaction, which does not hold the lock itself.
+unsafe fn is_free(tag: &pg_sys::LOCKTAG) -> bool {
+    // SAFETY: a heavyweight lock, taken without waiting and released; errors unwind.
+    unsafe {
+        let free = pg_sys::LockAcquire(tag, pg_sys::ShareLock as i32, false, true)
+            != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if free {
+            pg_sys::LockRelease(tag, pg_sys::ShareLock as i32, false);
+        }
+        free
+    }
 }
 
 /// The writer is not this transaction, and has ended.

@@ -485,14 +485,14 @@ impl View {
             // He will wait for them.
             batch::before_wait();
         }
-        let xid = |head: Option<Head>| head.map_or(pg_sys::InvalidTransactionId, |h| xact::short(h.writer));
-        let token = match inserting {
-            Some(head) if xact::is_speculating(&head) => SPECULATIVE_TOKEN,
-            _ => 0,
+        let xid = |head: Option<Head>| head.map_or(pg_sys::InvalidTransactionId, |h| xact::ends_with(h.writer));
+        let (inserting, token) = match inserting {
+            Some(head) if xact::is_speculating(&head) => (xact::short(head.writer), SPECULATIVE_TOKEN),
+            inserting => (xid(inserting), 0),
         };
         // SAFETY: the snapshot is valid, and dirty snapshots are made for this.
         unsafe {
-            (*self.snapshot).xmin = xid(inserting);
+            (*self.snapshot).xmin = inserting;
             (*self.snapshot).xmax = xid(deleting);
             (*self.snapshot).speculativeToken = token;
         }
