@@ -74,7 +74,7 @@ pub unsafe extern "C-unwind" fn copy_for_cluster(
     _index: Relation,
     _use_sort: bool,
     oldest: pg_sys::TransactionId,
-    _xid_cutoff: *mut pg_sys::TransactionId,
+    xid_cutoff: *mut pg_sys::TransactionId,
     _multi_cutoff: *mut pg_sys::MultiXactId,
     tuples: *mut f64,
     vacuumed: *mut f64,
@@ -87,7 +87,8 @@ pub unsafe extern "C-unwind" fn copy_for_cluster(
         let key = from.info.codec.key.clone();
         info::note_format((*new).rd_id, catalog::file_of(new), key);
         let to = Open::new(new);
-        let counts = from.ok(rewrite::copy_versions(&from, &to, xact::full(oldest)));
+        let (oldest, frozen) = (xact::full(oldest), xact::full(*xid_cutoff));
+        let counts = from.ok(rewrite::copy_versions(&from, &to, oldest, frozen));
         *tuples = counts.live;
         *vacuumed = counts.dead;
         *recently_dead = counts.recently_dead;

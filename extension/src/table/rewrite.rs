@@ -29,14 +29,18 @@ pub fn new_file(rel: pg_sys::Relation, file: u32) {
 }
 
 /// Copies the row versions that somebody may still see, in their order, to a table of the same format, with their writers unless
-/// everybody sees those. Columns that a row does not store get their values now, for PostgreSQL forgets the defaults of columns that were
-/// added since, once the table has a new file.
-pub fn copy_versions(from: &Open, to: &Open, oldest: u64) -> Result<Counts> {
+/// everybody sees those, or they are older than `frozen`, which the new file's relfrozenxid will be. Columns that a row does not store
+/// get their values now, for PostgreSQL forgets the defaults of columns that were added since, once the table has a new file.
+///
+/// `frozen` may be younger than `oldest`, for that goes back: VACUUM does not mind what runs in other databases, but the snapshots that
+/// are taken after it remember it.
+pub fn copy_versions(from: &Open, to: &Open, oldest: u64, frozen: u64) -> Result<Counts> {
     let mut counts = Counts::default();
     let (mut row, mut scratch, mut body) = (RowBuf::default(), RowBuf::default(), Vec::new());
     // SAFETY: the relation is open until the end of this function.
     let slot = unsafe { pg_sys::MakeSingleTupleTableSlot((*from.rel).rd_att, &crate::pg::slot::SLOT_OPS) };
     let columns = from.info.codec.layout.len();
+    let settled = oldest.max(frozen);
     for id in 0..from.tree.next_row_id().0 {
         pgrx::check_for_interrupts!();
         if !from.tree.find_row(RowId(id), &mut row)? {
@@ -59,9 +63,9 @@ pub fn copy_versions(from: &Open, to: &Open, oldest: u64) -> Result<Counts> {
                 slots::store(slot, from, row.as_ref());
                 from.draft_body(slot, &mut body);
             }
-            append_as_is(to, &row.key, &body, &row.head, oldest)?;
+            append_as_is(to, &row.key, &body, &row.head, settled)?;
         } else {
-            append_as_is(to, &row.key, &row.body, &row.head, oldest)?;
+            append_as_is(to, &row.key, &row.body, &row.head, settled)?;
         }
     }
     // SAFETY: made above.
