@@ -41,16 +41,37 @@ pub fn full(xid: pg_sys::TransactionId) -> u64 {
     near.saturating_add_signed(i64::from(distance))
 }
 
-/// Whether two writers, who did not abort, are of one transaction. Subtransactions are known from `oldest` on, below which every
-/// snapshot sees all.
-pub fn same_transaction(one: Writer, other: Writer, oldest: u64) -> bool {
-    one == other || is_mine(one) && is_mine(other) || top(one, oldest) == top(other, oldest)
+/// Whether two writers, who did not abort, are of one transaction. Subtransactions are known from `since` on
+/// ([`oldest_snapshot_here`]).
+pub fn same_transaction(one: Writer, other: Writer, since: u64) -> bool {
+    one == other || is_mine(one) && is_mine(other) || top(one, since) == top(other, since)
+}
+
+/// Snapshots of this server's processes see what writers below this one have committed. As far back, and no further, PostgreSQL keeps
+/// for sure whose subtransaction a writer is: the horizon may go back behind that when a standby, whose query is older than what has
+/// been thrown away, connects again.
+pub fn oldest_snapshot_here() -> u64 {
+    let mut oldest = u64::MAX;
+    // SAFETY: an array in shared memory that is there as long as the server; each field is read at once. No lock is needed: who takes
+    // a snapshot now sees whatever has committed.
+    unsafe {
+        let (first, count) = ((*pg_sys::ProcGlobal).allProcs, (*pg_sys::ProcGlobal).allProcCount as usize);
+        for process in (0..count).map(|at| first.add(at)) {
+            let of_standby =
+                u32::from((&raw const (*process).statusFlags).read_volatile()) & pg_sys::PROC_AFFECTS_ALL_HORIZONS;
+            let xmin = (&raw const (*process).xmin).read_volatile();
+            if xmin != pg_sys::InvalidTransactionId && of_standby == 0 {
+                oldest = oldest.min(full(xmin));
+            }
+        }
+    }
+    oldest
 }
 
 /// The transaction that a writer belongs to.
-fn top(writer: Writer, oldest: u64) -> Writer {
+fn top(writer: Writer, since: u64) -> Writer {
     let mut at = writer;
-    while at.0 >= oldest {
+    while at.0 >= since {
         // SAFETY: may read a page of the subtransaction log, which is kept for this one; an error unwinds.
         let parent = unsafe { pg_sys::SubTransGetParent(short(at)) };
         if parent == pg_sys::InvalidTransactionId {

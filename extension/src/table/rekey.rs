@@ -10,8 +10,9 @@
 //! was seen, and so before that one was superseded in its turn. Where a row began tells less: its writer may have committed long
 //! after. The live versions come last. The copy's row ids have the same order, so that the next change of key finds it there.
 //!
-//! What a snapshot saw under one new key at the same time has only one place: it finds one of those rows. And versions that have
-//! no key, for a column was null or too long, have none.
+//! What a snapshot saw under one new key at the same time has only one place: it finds one of those rows, or, if it sees the end of one
+//! that came later than another's, whose writer committed after it, none. And versions that have no key, for a column was null
+//! or too long, have none.
 
 use super::info::{self, Info};
 use super::mvcc::{self, Standing, View, TO_ANOTHER_PARTITION};
@@ -53,6 +54,7 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
             to: &to,
             slot,
             oldest,
+            told_apart_below: xact::oldest_snapshot_here(),
             numbers: None,
             draft: Draft::default(),
             superseded: 0,
@@ -78,6 +80,9 @@ struct Copying<'a> {
     slot: *mut pg_sys::TupleTableSlot,
     /// Every snapshot sees what writers below this one have committed.
     oldest: u64,
+    /// Whose subtransactions writers below this one are is not known: each is taken for a transaction of its own. No snapshot of this
+    /// server can tell, for it sees them all.
+    told_apart_below: u64,
     /// Without a new key: numbers for the rows of which older versions were copied. The row id of the newest is added.
     numbers: Option<u64>,
     draft: Draft,
@@ -105,7 +110,7 @@ impl Copying<'_> {
         if !tree.find_row(id, row)? || row.head.writer.0 < self.oldest {
             return Ok(());
         }
-        let Some(end) = ending(self.from, row, self.oldest)? else { return Ok(()) };
+        let Some(end) = ending(self.from, row, self.oldest, self.told_apart_below)? else { return Ok(()) };
         if !tree.find_row(end.of, row)? {
             return Ok(());
         }
@@ -249,12 +254,12 @@ struct Ending {
 /// transaction had superseded the version before; or nobody sees any more what was before it.
 ///
 /// What a transaction has written over its own is seen by nobody else: of its versions the last counts. The first is what superseded.
-fn ending(open: &Open, successor: &RowBuf, oldest: u64) -> Result<Option<Ending>> {
+fn ending(open: &Open, successor: &RowBuf, oldest: u64, told_apart_below: u64) -> Result<Option<Ending>> {
     let mut newest = None;
     // The last version of the transaction whose versions are being shown.
     let mut last: Option<Head> = None;
     let (mut come_by, mut end) = (false, None);
-    let of_one = |one: &Head, other: &Head| xact::same_transaction(one.writer, other.writer, oldest);
+    let of_one = |one: &Head, other: &Head| xact::same_transaction(one.writer, other.writer, told_apart_below);
     let choose = |head: &Head, hint: &Hint<'_>| {
         if mvcc::standing(head, hint) == Standing::Aborted {
             return Verdict::Skip;
