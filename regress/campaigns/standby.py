@@ -170,6 +170,20 @@ def old_snapshots(primary, standby):
             raise lib.Failure(f"an older snapshot of the {'primary' if standby is primary else 'standby'}, after {change}: {wrong} {error}")
 
 
+def changed_keys(primary, standby):
+    """A change of the key writes as frozen what everybody on the primary sees. Snapshots of the standby that do not see it yet are cancelled."""
+    primary.sql("CREATE TABLE l8 (k int NOT NULL) USING loosekv", "CREATE TABLE l9 (k int PRIMARY KEY) USING loosekv")
+    wait_for_replay(primary, standby)
+    session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
+    primary.sql("INSERT INTO l8 VALUES (1)", "INSERT INTO l9 VALUES (1)", "ALTER TABLE l8 ADD PRIMARY KEY (k)", "ALTER TABLE l9 DROP CONSTRAINT l9_pkey")
+    wait_for_replay(primary, standby)
+    output, error = session.communicate("SELECT 'seen', k FROM l8 UNION ALL SELECT 'seen', k FROM l9;\n", timeout=60)
+    cancelled = session.returncode != 0 and ("conflict with recovery" in error or "server closed" in error)
+    if "seen" in output or session.returncode != 0 and not cancelled:
+        raise lib.Failure(f"an older snapshot of the standby, after a change of the key: {output} {error}")
+    primary.sql("DROP TABLE l8, l9")
+
+
 def old_cursor(primary, standby):
     """With feedback, a transaction of the standby is not cancelled however much is rewritten beside it."""
     rows = "SELECT i, repeat(md5((i * {0})::text), 6) FROM generate_series(1, 20000) i"
@@ -340,6 +354,7 @@ def main(directory, servers):
     old_snapshots(primary, standby)
     between_passes(primary, standby)
     marked_entries(primary, standby)
+    changed_keys(primary, standby)
     old_cursor(primary, standby)
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
     tables = primary.sql("SELECT oid FROM pg_class WHERE relkind = 'r'").split()

@@ -57,19 +57,17 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
             told_apart_below: xact::oldest_snapshot_here(),
             numbers: None,
             draft: Draft::default(),
-            superseded: 0,
             live: 0,
         };
         copying.copy_superseded(versions)?;
         if !copying.copy_live()? {
             return Ok(Rekeyed::Duplicate(slot));
         }
-        let (superseded, live) = (copying.superseded, copying.live);
+        let live = copying.live;
         pg_sys::ExecDropSingleTupleTableSlot(slot);
-        if superseded + live < versions {
-            // What stays behind is seen by no snapshot here, but maybe by some on standbys.
-            from.tree.tell_superseded(Writer(oldest))?;
-        }
+        // What stays behind is seen by no snapshot here, but maybe by some on standbys; and those may not see yet what is written as
+        // frozen.
+        from.tree.tell_superseded(Writer(oldest))?;
         Ok(Rekeyed::Done { rows: live as f64 })
     }
 }
@@ -86,7 +84,6 @@ struct Copying<'a> {
     /// Without a new key: numbers for the rows of which older versions were copied. The row id of the newest is added.
     numbers: Option<u64>,
     draft: Draft,
-    superseded: u64,
     live: u64,
 }
 
@@ -140,7 +137,6 @@ impl Copying<'_> {
         };
         let by = Head { flags, incarnation: version.incarnation, ..end.by };
         append_as_is(self.to, &self.draft.key, &body, &by, self.oldest)?;
-        self.superseded += 1;
         Ok(())
     }
 
