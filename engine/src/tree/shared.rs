@@ -60,6 +60,8 @@ pub struct Shared<H: Host> {
     pub gone_before: AtomicU64,
     /// A flip has changed the runs, and the superversion that says so could not be installed (module `behind`).
     pub behind: AtomicBool,
+    /// It was loaded with more memtables than a crash leaves: writers flush them first.
+    pub overdue: AtomicBool,
     /// The superversion of this number from now on finds no memory; 0: each does.
     #[cfg(test)]
     pub refuses: AtomicU64,
@@ -233,6 +235,7 @@ impl<H: Host> Shared<H> {
             coarse_before: AtomicU64::new(0),
             gone_before: AtomicU64::new(0),
             behind: AtomicBool::new(false),
+            overdue: AtomicBool::new(false),
             #[cfg(test)]
             refuses: AtomicU64::new(0),
             purged: AtomicU64::new(0),
@@ -257,6 +260,13 @@ impl<H: Host> Shared<H> {
         let [version, generation, small, large] = RESERVE;
         loosekv_shm::reserve_all_of_it(&[version, generation, small, large, list, list, list, list, MERGES])
             .map_err(|_| self.full(Consumer::Versions))
+    }
+
+    /// Whether more memtables wait for their flush than there were before a crash: all that may wait, and the one that was filled.
+    pub fn note_overdue(&self) -> bool {
+        let overdue = self.current.pin::<H>().frozen.len() > self.options.max_frozen() as usize + 1;
+        self.overdue.store(overdue, Relaxed);
+        overdue
     }
 
     /// A copy of a run for superversions.

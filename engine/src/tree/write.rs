@@ -57,6 +57,9 @@ impl<H: Host> Tree<'_, H> {
 
     /// Appends rows whose records fit the row log.
     pub(super) fn append_rows(&self, rows: &[NewRow<'_>]) -> Result<Appended> {
+        if self.shared.overdue.load(Relaxed) {
+            self.flush_overdue()?;
+        }
         RECORDS.with_borrow_mut(|records| {
             if records.capacity() > MOST_KEPT {
                 *records = Vec::new();
@@ -222,6 +225,17 @@ impl<H: Host> Tree<'_, H> {
             }
         })?;
         Ok(true)
+    }
+
+    /// Whoever loads a table freezes the memtable that was written to before. Where tables leave memory before somebody has flushed
+    /// them, one after the other would wait for its flush, each with memory and log pages of its own, until the table could not be
+    /// loaded any more: so whoever writes flushes one.
+    #[cold]
+    fn flush_overdue(&self) -> Result<()> {
+        match self.shared.note_overdue() {
+            true => self.host.make_room(self),
+            false => Ok(()),
+        }
     }
 
     /// Freezes the active memtable, unless it is empty.

@@ -31,6 +31,13 @@ fn flush(tree: &Tree<'_, TestHost>, writer: u64, rows: Rows<'_>) -> Result<()> {
 
 /// The same, whatever becomes of the writer.
 fn flush_with(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Rows<'_>) -> Result<()> {
+    write(tree, writer, fate, rows);
+    tree.rotate()?;
+    tree.flush_one().map(|flushed| assert!(flushed))
+}
+
+/// The same, but they stay in memory.
+fn write(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Rows<'_>) {
     {
         let mut world = tree.host.world.borrow_mut();
         world.fates.insert(writer, fate);
@@ -42,8 +49,6 @@ fn flush_with(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Rows<'_>
         let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
         assert_eq!(tree.append(&[row]).unwrap().written, 1);
     }
-    tree.rotate()?;
-    tree.flush_one().map(|flushed| assert!(flushed))
 }
 
 /// A piece of a merge is done: one of the runs that are to come meanwhile comes.
@@ -174,6 +179,21 @@ fn rows_that_are_read_again_come_from_the_row_cache() {
     let mut out = RowBuf::default();
     assert!(tree.find(b"a", |_, _| Verdict::Take, &mut out).unwrap().taken);
     assert_eq!((out.body.as_slice(), cached()), (&b"a2"[..], 5));
+}
+
+/// A table that leaves memory before its memtable is flushed, again and again, does not come back with one more each time.
+#[test]
+fn memtables_of_a_table_that_leaves_memory_do_not_pile_up() {
+    let mut run = calm();
+    let options = run.tree().shared().options.get();
+    let (most, mut found) = (options.max_frozen as usize + 2, 0);
+    for writer in 1..60 {
+        write(&run.tree(), writer, Fate::Committed, &[(&[writer as u8], Some(b"a"))]);
+        run.shared = Tree::load(&run.host, &options).unwrap();
+        found = found.max(run.tree().pin().frozen.len());
+    }
+    assert_eq!(found, most, "all that may wait, the one that was filled, and one that nobody has come to");
+    assert!((1..60).all(|key| run.get(&[key]).is_some()));
 }
 
 /// A reader who has pinned a superversion from before the flush of a tombstone needs its entry; nobody sweeps for nothing meanwhile.
