@@ -25,6 +25,16 @@ const LEAST_PIECE: u32 = 32;
 const PIECES_OF_SLICE: u32 = 4;
 /// So many extents of the log may be small, for want of room: the meta page names them all.
 const SMALL_LOG_EXTENTS: usize = 128;
+/// Pages of an extent of the log, at most, while there are few; twice as many for so many extents that there are.
+const LOG_EXTENT: u32 = 2048;
+const EXTENTS_A_DOUBLING: usize = 16;
+
+/// Pages of the next extent of the log, of whose generation extents have so many already, at least `least`. They grow with the generation,
+/// and beyond what a tail may well leave unused with the number of all extents, which the meta page has to name.
+fn log_extent(held: u32, least: u32, extents: usize) -> u32 {
+    let doublings = u32::try_from(extents / EXTENTS_A_DOUBLING).unwrap_or(u32::MAX).min(LOG_EXTENT.leading_zeros());
+    (held / 8).clamp(least.max(8), LOG_EXTENT << doublings)
+}
 
 impl Ledger {
     /// For the flip that hands these extents out: the version up to which freed extents are used again from here on, if
@@ -278,13 +288,13 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// For hosts whose row log lives in the page store: a fresh log extent, named in the meta page. To be called with
-    /// the tail's latch held. Extents grow with the generation, so that the meta page names few.
+    /// the tail's latch held.
     pub fn add_log_extent(&self, generation: L0Id, tail: u16, least: u32) -> Result<LogExtent> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
         let held: u32 =
             ledger.manifest.log_extents.iter().filter(|l| l.generation == generation).map(|l| l.extent.pages).sum();
-        let pages = (held / 8).clamp(least.max(8), 2048);
+        let pages = log_extent(held, least, ledger.manifest.log_extents.len());
         let small = if ledger.manifest.log_extents.len() < SMALL_LOG_EXTENTS { 1 } else { pages };
         let logged = ledger.logged();
         let instead = |free: &mut FreeSpace, end| {
@@ -497,5 +507,41 @@ impl<H: Host> Shared<H> {
         let held = ledger.held.iter().map(|held| held.extent);
         let limbo = ledger.limbo.iter().map(|l| l.extent).chain(held).map(|extent| u64::from(extent.pages)).sum();
         (ledger.free.pages(), u64::from(ledger.free.high()), limbo)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{PageNo, RowId};
+
+    /// The meta page has room for the logs of as many memtables as there may be, however large the rows are that fill them.
+    #[test]
+    fn a_long_log_fits_the_meta_page() {
+        const EACH: u32 = 4 << 20;
+        let mut manifest = Manifest { version: 1 << 30, next_row_id: RowId(1 << 39), ..Manifest::new(u64::MAX) };
+        for generation in 0..5 {
+            let (mut held, mut tails) = (0, [8; 8]);
+            while held < EACH {
+                let tail = manifest.log_extents.len() % tails.len();
+                let pages = log_extent(held, tails[tail], manifest.log_extents.len());
+                tails[tail] = (2 * tails[tail]).min(64);
+                held += pages;
+                let extent = Extent { start: PageNo(1 << 24), pages, seq: ExtentSeq(1 << 20) };
+                manifest.log_extents.push(LogExtent {
+                    generation: L0Id((1 << 20) + generation),
+                    tail: tail as u16,
+                    extent,
+                });
+            }
+            assert!(held < EACH + EACH / 8, "{held} pages");
+        }
+        manifest.encode_meta(&[]).unwrap();
+        assert!(manifest.log_extents.len() < 600, "{} extents", manifest.log_extents.len());
+        assert_eq!(
+            [log_extent(1 << 20, 64, 0), log_extent(1 << 20, 64, 15), log_extent(80, 64, 700)],
+            [2048, 2048, 64]
+        );
+        assert_eq!(log_extent(u32::MAX, 64, usize::MAX), u32::MAX / 8);
     }
 }
