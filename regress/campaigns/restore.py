@@ -219,7 +219,8 @@ def minimal(directory, servers):
     """Under wal_level = minimal what a transaction writes to a file of its own is synced, not logged."""
     server = lib.Server(os.path.join(directory, "minimal"), lib.BASE_PORT + 9)
     servers.append(server)
-    server.create("wal_level = minimal", "max_wal_senders = 0", "wal_skip_threshold = 0")
+    # The fewest buffers that there may be, too.
+    server.create("wal_level = minimal", "max_wal_senders = 0", "wal_skip_threshold = 0", "shared_buffers = '128kB'")
     server.sql(lib.twin_schema())
     rows = "SELECT i, i % 50, repeat('v', i % 200) FROM generate_series(1, 5000) i"
     server.sql(stdin="".join(f"BEGIN; TRUNCATE {t}1; INSERT INTO {t}1 {rows}; COMMIT;\n" for t in "hl"))

@@ -25,8 +25,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 pub(super) const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
 
-/// Pages that one WAL record carries.
+/// Pages that one WAL record carries, at most.
 const PAGES_A_RECORD: usize = pg_sys::XLR_MAX_BLOCK_ID as usize;
+/// They are pinned together, and are not to be more than this part of the buffers.
+const PART_OF_BUFFERS: usize = 8;
 /// Highest block number that PostgreSQL's files have.
 const MAX_BLOCK: u32 = pg_sys::InvalidBlockNumber - 1;
 /// Blocks added to a file between two looks for a cancel request.
@@ -303,9 +305,12 @@ impl PgHost {
             // SAFETY: guarded; outside a critical section and before XLogBeginInsert, as it demands.
             unsafe { pg_sys::XLogEnsureRecordSpace(pg_sys::XLR_MAX_BLOCK_ID as i32, 0) };
         }
-        for (chunk, part) in pages.chunks(PAGES_A_RECORD).enumerate() {
+        // SAFETY: set before any process is started.
+        let buffers = usize::try_from(unsafe { pg_sys::NBuffers }).unwrap_or(0);
+        let each = (buffers / PART_OF_BUFFERS).clamp(1, PAGES_A_RECORD);
+        for (chunk, part) in pages.chunks(each).enumerate() {
             interrupt::poll()?;
-            self.write_record(start.0 + (chunk * PAGES_A_RECORD) as u32, part);
+            self.write_record(start.0 + (chunk * each) as u32, part);
         }
         Ok(())
     }
