@@ -55,6 +55,12 @@ unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _a
             forget_dropped(true);
             loosekv_shm::heap::heed();
         }
+        pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+            // Whoever ends the transaction, elsewhere and maybe after a restart, is not told which files go then. Nobody comes to them
+            // before; those that stay are loaded again.
+            forget_dropped(true);
+            forget_dropped(false);
+        }
         pg_sys::XactEvent::XACT_EVENT_ABORT => {
             // Destructors ran when the error unwound; what C code jumped over is let go of here.
             loosekv_shm::recover();
