@@ -26,6 +26,8 @@ pub unsafe extern "C-unwind" fn set_new_file(
         if persistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED {
             pg_sys::smgrcreate(smgr, ForkNumber::INIT_FORKNUM, false);
             guarded!(log_smgrcreate(node, ForkNumber::INIT_FORKNUM));
+            // As heap: a checkpoint may come before the transaction's end, and recovery from there makes no file.
+            pg_sys::smgrimmedsync(smgr, ForkNumber::INIT_FORKNUM);
         }
         pg_sys::smgrclose(smgr);
         rewrite::new_file(rel, u32::from((*node).relNode));
