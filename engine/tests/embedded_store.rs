@@ -93,6 +93,50 @@ fn what_is_put_is_found_until_it_is_deleted_and_after_every_kind_of_end() {
     }
 }
 
+/// Rows that take more room in a memtable than in its log, which is full before the log is long; what is too much for any memtable does
+/// the others no harm.
+#[test]
+fn memtables_that_are_full_of_keys_make_room_for_the_next_rows() {
+    const WRITERS: u64 = 4;
+    const ROUNDS: u64 = 40;
+    const ROWS: u64 = 120;
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    let batch = |writer: u64, round: u64| {
+        let mut batch = Batch::new();
+        let first = (writer * ROUNDS + round) * ROWS;
+        (first..first + ROWS).for_each(|n| drop(batch.put(&key(n)[..8], b"")));
+        batch
+    };
+    let mut large = Batch::new();
+    (0..10_000).for_each(|n| drop(large.put(&key(n), b"")));
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (store, large) = (&store, &large);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    store.write(&batch(writer, round)).unwrap();
+                    if writer == 0 && round % 4 == 0 {
+                        assert!(matches!(store.write(large), Err(Error::MemoryFull { .. })));
+                    }
+                }
+            });
+        }
+    });
+    (0..20).for_each(|_| assert!(matches!(store.write(&large), Err(Error::MemoryFull { .. }))));
+    for n in 0..5000 {
+        store.put(&key(n), b"").unwrap();
+    }
+    assert!(store.metrics().flushes > 5 && store.trouble().is_none());
+    let found = |store: &Store| store.iter().unwrap().pairs().filter(|pair| pair.as_ref().unwrap().1.is_empty()).count();
+    let rows = (WRITERS * ROUNDS * ROWS + 5000) as usize;
+    assert_eq!(found(&store), rows);
+    drop(store);
+    let store = Store::open(scratch.dir(), &small()).unwrap();
+    assert_eq!(found(&store), rows);
+    assert!(store.check().unwrap().is_empty());
+}
+
 #[test]
 fn a_cleanly_closed_store_has_no_log_and_its_metrics_add_up() {
     let scratch = Scratch::new();

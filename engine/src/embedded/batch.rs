@@ -6,7 +6,8 @@ use std::ops::Range;
 
 /// Longest value: with the longest key it fits a frame of the log.
 pub const MAX_VALUE: usize = (1 << 30) - (64 << 10);
-/// Most bytes of keys and values in one batch, unless it is a single change.
+/// Most bytes of keys and values in one batch, unless it is a single change. (And one memtable has to have room for its keys, each with
+/// less than 100 bytes beside it: otherwise the write fails, with [`Error::MemoryFull`].)
 pub const MAX_BATCH: usize = 64 << 20;
 
 #[derive(Clone, Debug, Default)]

@@ -5,13 +5,16 @@
 //! leader -> own batch and those in the queue (bounded) -> one append -> one sync, if any of them asked -> visible -> wake
 //! ```
 //!
-//! All batches of a group are one frame of the log, so each is whole or absent after a crash. A batch's writer is the row id of its
-//! first row, plus one (0 is what an empty store shows); the group becomes visible in one step, when nothing of it can fail any more.
+//! All batches of a group are one frame of the log, so each is whole or absent after a crash. A batch's writer is the row id that was
+//! next for its first row, plus one (0 is what an empty store shows); the group becomes visible in one step, when nothing of it can fail
+//! any more. The row may get a later id, for a memtable that turns out to be full uses ids up: writers ascend all the same, and none is
+//! above the row id that is next once the group is written.
 
 use super::batch::{Batch, Change};
 use super::health::lock;
 use super::host::EmbeddedHost;
 use super::metrics::{add, add_alone, nanos};
+use super::options::Options;
 use crate::error::{Error, Result};
 use crate::tree::{NewRow, Tree};
 use crate::types::{Flags, Writer};
@@ -35,6 +38,16 @@ struct Ticket {
     sync: bool,
     state: Mutex<Turn>,
     changed: Condvar,
+}
+
+/// Most that a row takes in a memtable beside its key, on average over a few.
+const ROOM_BESIDE_KEY: u64 = 96;
+
+impl Ticket {
+    /// About as much as a memtable needs for it, at most.
+    fn room(&self) -> u64 {
+        self.batch.changes().map(|change| change.key.len() as u64 + ROOM_BESIDE_KEY).sum()
+    }
 }
 
 #[derive(Default)]
@@ -116,7 +129,7 @@ impl Committer {
     /// Writes the group at the head of the queue, whose first is the caller's.
     fn lead(&self, tree: &Tree<'_, EmbeddedHost>) -> Result<()> {
         let _leads = Leads(self);
-        let group = self.take_group(tree.host.options.group_bytes);
+        let group = self.take_group(&tree.host.options);
         let works: Vec<Work<'_>> = group.iter().map(|t| Work::Batch(&t.batch)).collect();
         let result = write(tree, &works, group.iter().any(|t| t.sync));
         for ticket in group.iter().skip(1) {
@@ -127,15 +140,17 @@ impl Committer {
         result
     }
 
-    fn take_group(&self, most: usize) -> Vec<Arc<Ticket>> {
+    /// Not more than one memtable has room for: what fits alone must not fail for others.
+    fn take_group(&self, options: &Options) -> Vec<Arc<Ticket>> {
         let mut queue = lock(&self.queue);
-        let mut bytes = 0;
+        let (mut bytes, mut room) = (options.group_bytes, options.tree.memtable_bytes / 2);
         let mut group = Vec::new();
         while let Some(ticket) = queue.waiting.front() {
-            bytes += ticket.batch.bytes();
-            if bytes > most && !group.is_empty() {
+            let (left, room_left) = (bytes.checked_sub(ticket.batch.bytes()), room.checked_sub(ticket.room()));
+            if !group.is_empty() && (left.is_none() || room_left.is_none()) {
                 break;
             }
+            (bytes, room) = (left.unwrap_or(0), room_left.unwrap_or(0));
             group.extend(queue.waiting.pop_front());
         }
         group
@@ -196,14 +211,14 @@ fn write(tree: &Tree<'_, EmbeddedHost>, works: &[Work<'_>], sync: bool) -> Resul
             tree.append(&rows)?
         }
     };
-    if appended.first.0 != first || appended.written as u64 != count {
+    if appended.first.0 < first || appended.written as u64 != count {
         let what = format!("expected rows {first} and {count}, got {} and {}", appended.first, appended.written);
         return Err(host.health.fatal(Error::structure(what)));
     }
     if sync {
         host.log.sync()?;
     }
-    host.sequences.publish(first + count);
+    host.sequences.publish(appended.first.0 + count);
     // One leads at a time.
     add_alone(&host.counters.groups, 1);
     add_alone(&host.counters.writes, works.len() as u64);

@@ -1,6 +1,6 @@
 //! Sequence numbers: what is visible, and which snapshots are held.
 //!
-//! A writer is the row id of the first row of its batch, plus one, so writers ascend, and none above `visible` has been
+//! Writers ascend with the row ids that were next when they wrote (see [`super::commit`]), and none above `visible` has been
 //! acknowledged. A snapshot sees the writers up to its number. Taking one and computing a horizon exclude each other, so that no
 //! flush or merge drops what a snapshot taken meanwhile sees (I11).
 

@@ -63,6 +63,8 @@ pub struct Memtable {
     generation: L0Id,
     base_row: RowId,
     base_writer: Writer,
+    /// Bytes of the arena that the first row found handed out.
+    used_at_first: usize,
     counts: Counts,
     /// A node that was the last one when it was linked; others may have come after it.
     last: AtomicU32,
@@ -148,8 +150,8 @@ impl Memtable {
         let list = SkipList::new(arena)?;
         let by_key = KeyTrie::new(&list, expected)?;
         let guides = Guides::new(&list, expected, before);
-        let (last, by_row) = (AtomicU32::new(0), RowIndex::new());
-        Some(Memtable { list, generation, base_row, base_writer, counts, last, guides, by_key, by_row })
+        let (last, by_row, used_at_first) = (AtomicU32::new(0), RowIndex::new(), list.arena.used());
+        Some(Memtable { list, generation, base_row, base_writer, used_at_first, counts, last, guides, by_key, by_row })
     }
 
     pub fn generation(&self) -> L0Id {
@@ -171,6 +173,12 @@ impl Memtable {
 
     pub fn is_empty(&self) -> bool {
         self.rows() == 0
+    }
+
+    /// Whether half of the room for rows is gone: some of it stays lost when many rows have not found theirs.
+    pub fn is_used_up(&self) -> bool {
+        let room = self.list.arena.capacity().saturating_sub(self.used_at_first);
+        self.bytes_used().saturating_sub(self.used_at_first) > room / 2
     }
 
     /// Bytes of arena handed out.

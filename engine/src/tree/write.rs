@@ -201,7 +201,8 @@ impl<H: Host> Tree<'_, H> {
             match active.room(row.key.len(), &head_of(row, first, at)) {
                 Some(room) => rooms.push(Some(room)),
                 None => {
-                    rooms.into_iter().flatten().for_each(|room| active.give_back(room));
+                    // The last one first, or it would be the only one that can be had again.
+                    rooms.into_iter().flatten().rev().for_each(|room| active.give_back(room));
                     return Ok(false);
                 }
             }
@@ -238,7 +239,8 @@ impl<H: Host> Tree<'_, H> {
         }
     }
 
-    /// Freezes the active memtable, unless it is empty.
+    /// Freezes the active memtable, unless it is empty. (One that is empty and used up, by those who wanted too much, makes way for
+    /// another.)
     pub fn rotate(&self) -> Result<()> {
         let full = self.pin().active().table.generation();
         self.rotate_from(full)
@@ -254,13 +256,14 @@ impl<H: Host> Tree<'_, H> {
         {
             let _rotation = self.shared.rotation.write();
             let view = self.pin();
-            if view.active().table.generation() != full || view.active().table.is_empty() {
+            let table = &view.active().table;
+            if table.generation() != full || (table.is_empty() && !table.is_used_up()) {
                 return Ok(());
             }
             let next = self.shared.generation(L0Id(full.0 + 1))?;
             self.shared.install(|current| {
                 let mut frozen = Vec::with_capacity(current.frozen.len() + 1);
-                frozen.push(current.active().clone());
+                frozen.extend(Some(current.active()).filter(|active| !active.table.is_empty()).cloned());
                 frozen.extend(current.frozen.iter().cloned());
                 let Edit { runs, flushed, indexed_from, .. } = current.edit();
                 SuperVersion::new(current.number + 1, Edit { active: next, frozen, runs, flushed, indexed_from })
