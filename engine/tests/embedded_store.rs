@@ -128,7 +128,8 @@ fn memtables_that_are_full_of_keys_make_room_for_the_next_rows() {
         store.put(&key(n), b"").unwrap();
     }
     assert!(store.metrics().flushes > 5 && store.trouble().is_none());
-    let found = |store: &Store| store.iter().unwrap().pairs().filter(|pair| pair.as_ref().unwrap().1.is_empty()).count();
+    let found =
+        |store: &Store| store.iter().unwrap().pairs().filter(|pair| pair.as_ref().unwrap().1.is_empty()).count();
     let rows = (WRITERS * ROUNDS * ROWS + 5000) as usize;
     assert_eq!(found(&store), rows);
     drop(store);

@@ -302,11 +302,14 @@ pub(super) fn batch(tree: &T<'_>) {
 /// Where a row that a scan has found is still as the scan observed it, it is the newest version of its key.
 pub(super) fn check_observed(tree: &T<'_>, (key, row, observed): &(Vec<u8>, RowId, Observed)) {
     if tree.renew(key, *observed).is_some() {
-        let world = world(tree);
-        let versions = world.history.get(key).map(Vec::as_slice).unwrap_or_default();
-        let newest = versions.iter().rev().find(|version| world.fate(Writer(version.writer)) != Fate::Aborted);
-        let newest = newest.map(|version| version.row);
-        assert_eq!(newest, Some(*row), "a scan has observed another version of {key:?}");
+        let newest = {
+            let world = world(tree);
+            let versions = world.history.get(key).map(Vec::as_slice).unwrap_or_default();
+            let newest = versions.iter().rev().find(|version| world.fate(Writer(version.writer)) != Fate::Aborted);
+            newest.map(|version| version.row)
+        };
+        let story = || check::story(tree, key);
+        assert!(newest == Some(*row), "a scan has observed row {row}, the newest is {newest:?}: {observed:?}\n{}", story());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::page::PageBuf;
-use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, RowId, Verdict, Writer};
+use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, RowId, Verdict, Writer, MAX_KEY};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -221,10 +221,11 @@ impl World {
 
     pub fn key(&mut self) -> Vec<u8> {
         let n = self.random.below(self.keys);
-        // Keys that are prefixes of each other, and keys of other lengths.
+        // Keys that are prefixes of each other, the least and the greatest ones among them, and keys of other lengths, up to the longest.
         match n % 3 {
+            0 if n % 27 == 6 => format!("{:l<1$}{n:03}", "", MAX_KEY - 3).into_bytes(),
             0 => format!("k{n:03}").into_bytes(),
-            1 => vec![b'k'; 1 + (n / 3) as usize],
+            1 => vec![[0, 255, b'k', b'k'][n as usize % 4]; 1 + (n / 3) as usize],
             _ => format!("a key that is rather longer than the others {n}").into_bytes(),
         }
     }
