@@ -225,12 +225,14 @@ impl<H: Host> Tree<'_, H> {
         Ok(taken)
     }
 
-    /// The run that has the newest version of the key on disk, if the index knows. To be asked once the memtables were looked at.
-    pub(super) fn newest_run<'v>(&self, view: &'v SuperVersion, key: &[u8]) -> Option<&'v RunDesc> {
+    /// The newest L0 id by which the run that has the newest version of the key on disk may have got it, if the index knows. To be asked
+    /// once the memtables were looked at.
+    pub(super) fn newest_flush(&self, view: &SuperVersion, key: &[u8]) -> Option<L0Id> {
         let entry = self.shared.index.get(key)?;
         let first_unindexed = view.runs.get(self.shared.first_unindexed(view));
         let covered = first_unindexed.is_none_or(|run| entry.l0 > run.last_l0) && entry.l0 <= view.flushed;
-        covered.then(|| view.run_with(entry.l0, key)).flatten().and_then(|at| view.runs.get(at)).map(|run| &**run)
+        // A slice has no L0 ids of its own: it may have what any run of the merge has had.
+        covered.then(|| view.run_with(entry.l0, key)).flatten().map(|at| view.newest_l0(at))
     }
 
     /// The run that has the newest version on disk, if the index entry, by which a search begins at `start`, tells alone that

@@ -105,8 +105,8 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin();
         let newest = view.active().table.newest(key).map(|node| node.row_id());
         let holds = is_as_observed(&view, newest, key, observed).unwrap_or_else(|| {
-            let newest = self.newest_run(&view, key);
-            newest.is_some_and(|run| run.last_l0 <= observed.flushed || on(I2LaterRunsIgnored))
+            let newest = self.newest_flush(&view, key);
+            newest.is_some_and(|newest| newest <= observed.flushed || on(I2LaterRunsIgnored))
         });
         holds.then(|| Observed::new(&view, observed.newest))
     }

@@ -5,7 +5,7 @@ use super::host::TestHost;
 use super::world::Snapshot;
 use super::{Run, SweepCursor, TreeOptions, Trouble};
 use crate::error::{Error, Result};
-use crate::tree::{pick, Direction, Hint, NewRow, Tree};
+use crate::tree::{pick, Direction, Hint, NewRow, Observed, Tree};
 use crate::types::*;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
@@ -765,4 +765,18 @@ pub(super) fn a_tombstone_in_a_slice_is_purged_when_all_see_it() {
 #[test]
 fn a_tombstone_in_a_slice_stays_while_somebody_needs_it() {
     a_tombstone_in_a_slice_is_purged_when_all_see_it();
+}
+
+/// What was observed of a key before the runs of a merge were flushed is not so any more, though it is a slice that has the key.
+#[test]
+fn what_is_in_a_slice_may_be_as_new_as_the_merge() {
+    let begun = Begun::new([1, 2, 3]);
+    let (tree, key) = (begun.run.tree(), sixty(0));
+    let view = tree.pin();
+    let at = view.run_with(tree.shared().index.get(&key).unwrap().l0, &key).unwrap();
+    assert!(view.runs[at].is_slice() && view.flushed == L0Id(3));
+    for flushed in 0..=3 {
+        let observed = Observed { version: 0, flushed: L0Id(flushed), newest: Some(RowId(0)) };
+        assert_eq!(tree.renew(&key, observed).is_some(), flushed == 3, "{flushed}");
+    }
 }

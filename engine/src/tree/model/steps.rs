@@ -309,7 +309,11 @@ pub(super) fn check_observed(tree: &T<'_>, (key, row, observed): &(Vec<u8>, RowI
             newest.map(|version| version.row)
         };
         let story = || check::story(tree, key);
-        assert!(newest == Some(*row), "a scan has observed row {row}, the newest is {newest:?}: {observed:?}\n{}", story());
+        assert!(
+            newest == Some(*row),
+            "a scan has observed row {row}, the newest is {newest:?}: {observed:?}\n{}",
+            story()
+        );
     }
 }
 
