@@ -105,11 +105,15 @@ fn memtables_that_are_full_of_keys_make_room_for_the_next_rows() {
     let batch = |writer: u64, round: u64| {
         let mut batch = Batch::new();
         let first = (writer * ROUNDS + round) * ROWS;
-        (first..first + ROWS).for_each(|n| drop(batch.put(&key(n)[..8], b"")));
+        for n in first..first + ROWS {
+            batch.put(&key(n)[..8], b"");
+        }
         batch
     };
     let mut large = Batch::new();
-    (0..10_000).for_each(|n| drop(large.put(&key(n), b"")));
+    for n in 0..10_000 {
+        large.put(&key(n), b"");
+    }
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let (store, large) = (&store, &large);

@@ -385,13 +385,14 @@ impl OpenCursor {
 
 /// A place before this key and after all smaller ones that there are.
 fn before(key: &[u8]) -> Bound<Vec<u8>> {
-    let shorter = key.split_last().map(|(_, rest)| rest.to_vec()).unwrap_or_default();
     let mut smaller = key.to_vec();
     match smaller.last_mut() {
-        Some(last) if *last > 0 => *last -= 1,
-        _ => smaller = shorter,
+        Some(last) if *last > 0 => {
+            *last -= 1;
+            smaller.push(255);
+        }
+        _ => drop(smaller.pop()),
     }
-    smaller.push(255);
     Bound::Excluded(smaller)
 }
 
