@@ -77,9 +77,7 @@ impl Run {
     fn new(seed: u64, trouble: Trouble) -> Run {
         let mut world = World::new(seed);
         let random = &mut world.random;
-        // Some memtables are full before they are frozen.
-        let memtable_bytes = if random.chance(25) { 20 << 10 } else { 64 << 10 };
-        let mut options = TreeOptions { memtable_bytes, ..TreeOptions::default() };
+        let mut options = TreeOptions { memtable_bytes: 64 << 10, ..TreeOptions::default() };
         options.fan_in = 2 + random.below(3) as u32;
         options.space_percent = 25 + random.below(300) as u32;
         options.max_frozen = 1 + random.below(4) as u32;
