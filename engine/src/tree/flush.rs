@@ -140,9 +140,10 @@ impl<H: Host> Tree<'_, H> {
             let mut parts = current.edit();
             parts.frozen.retain(|g| g.table.generation() != generation);
             parts.flushed = generation;
-            if parts.indexed_from < indexed_from {
+            // Also where the index covers no run at all: one that is coming into it is older than this one, which it would then cover.
+            if parts.indexed_from < indexed_from || generation < indexed_from {
                 self.shared.evictions.fetch_add(1, SeqCst);
-                parts.indexed_from = indexed_from;
+                parts.indexed_from = parts.indexed_from.max(indexed_from);
             }
             if let Some(run) = new_run {
                 parts.runs.insert(0, Arc::new(scope::with(|| run.clone())));

@@ -36,6 +36,7 @@ impl<H: Host> Tree<'_, H> {
     /// the maintenance lock (no merge may run meanwhile).
     pub fn rebuild_index(&self) -> Result<bool> {
         self.catch_up()?;
+        let mut evictions = self.shared.evictions.load(SeqCst);
         let mut view = self.pin().of_runs();
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
             return Ok(false);
@@ -47,13 +48,13 @@ impl<H: Host> Tree<'_, H> {
             // An older version must not get the entry of a tombstone that was purged: these runs come once more.
             self.leave_index(L0Id(purged + 1))?;
             self.shared.purged.store(0, SeqCst);
+            evictions = self.shared.evictions.load(SeqCst);
             view = self.pin().of_runs();
             at = view.first_unindexed(view.indexed_from);
         }
         if on(I14OldestFirst) {
             at = view.runs.len() - 1;
         }
-        let evictions = self.shared.evictions.load(SeqCst);
         let Some(desc) = view.runs.get(at) else { return Ok(false) };
         let room = room_in(budget);
         self.shared.coarse_before.fetch_max(view.number, SeqCst);

@@ -403,6 +403,27 @@ fn a_run_is_indexed_while_others_are_written_only_if_these_have_room() {
     budget.used.fetch_sub(others, Relaxed);
 }
 
+/// A run that comes while an older one is indexed, and is not indexed itself, is not taken for one that the index covers. (Its flush had
+/// found neither room in the index nor memory for a superversion before.)
+#[test]
+fn a_run_that_comes_unindexed_while_another_is_indexed_is_searched() {
+    for refused in 1..8 {
+        let run = calm();
+        let (tree, limit) = (run.tree(), &run.host.budgets.key_index.limit);
+        run.flush(1, &[(b"a", Some(b"old"))]);
+        limit.store(0, Relaxed);
+        write(&tree, 2, Fate::Committed, &[(b"a", Some(b"new")), (b"b", Some(b"new"))]);
+        tree.rotate().unwrap();
+        run.shared.refuses.store(refused, Relaxed);
+        let _ = tree.flush_one();
+        run.shared.refuses.store(0, Relaxed);
+        limit.store(u64::MAX, Relaxed);
+        run.host.world.borrow_mut().to_come = 1;
+        tree.rebuild_index().unwrap();
+        assert_eq!(run.get(b"a").as_deref(), Some(b"new".as_slice()), "{refused}");
+    }
+}
+
 /// Keys in order, a row of each.
 fn numbered(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|n| n.to_be_bytes().to_vec()).collect()
