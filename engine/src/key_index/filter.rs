@@ -43,7 +43,7 @@ const GROWTH_IF_SHORT: u64 = 2;
 const TOO_FEW_KEYS: u64 = FEWEST_KEYS / 4;
 /// A filter for so many times the keys that are left gives its memory back.
 const TOO_LARGE: u64 = 32;
-/// A filter or a guide takes at most this part of the room that is left: keys come first.
+/// A filter takes at most this part of the room that is left: keys come first.
 const SHARE: u64 = 4;
 const PROBES: u32 = 5;
 const WORDS: usize = 8;
@@ -308,19 +308,19 @@ impl<L: RawLatch> KeyIndex<L> {
         }
     }
 
-    /// Bytes that a filter or a guide may take.
-    pub(super) fn room_beside_keys(&self, budget: &Budget) -> u64 {
+    /// Bytes that a filter or a guide may take: where keys may still come, a part like this of what is left.
+    pub(super) fn room_beside_keys(&self, budget: &Budget, share: u64) -> u64 {
         let left = budget.limit.load(Ordering::Relaxed).saturating_sub(budget.used.load(Ordering::Relaxed));
         if self.filters.stay() {
             left
         } else {
-            left / SHARE
+            left / share
         }
     }
 
     /// The latch is held.
     fn begin_filter(&self, made: Option<Box<KeyFilter>>, budget: &Budget) {
-        match made.filter(|made| made.bytes() <= self.room_beside_keys(budget)) {
+        match made.filter(|made| made.bytes() <= self.room_beside_keys(budget, SHARE)) {
             Some(made) => {
                 self.account(budget, made.bytes(), 0);
                 self.filters.again.store(0, Ordering::Relaxed);

@@ -37,6 +37,8 @@ const TOO_FEW: usize = FEWEST / 4;
 const CHANGED: usize = 8;
 /// The same when no more are about to come.
 const CHANGED_AT_REST: usize = 64;
+/// A guide takes at most this part of the room that is left: keys come first, but it is small and soon made.
+const SHARE: u64 = 2;
 /// Most entries in a row that have one number.
 const MOST_ALIKE: usize = 16;
 /// Places from where on low keys are sampled, and how many at each.
@@ -300,7 +302,7 @@ impl<L: RawLatch> KeyIndex<L> {
             if !wanting() {
                 return;
             }
-            let room = self.room_beside_keys(budget);
+            let room = self.room_beside_keys(budget, SHARE);
             match made.filter(|made| entries >= TOO_FEW && made.bytes() <= room) {
                 Some(made) => self.begin_guide(made, budget),
                 None => return self.do_without(entries, budget),

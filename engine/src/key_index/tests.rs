@@ -693,18 +693,18 @@ fn a_guide_serves_on_where_there_is_no_room_for_another() {
     (0..20_000).for_each(raise);
     index.settle(&budget);
     let bytes = index.guide_bytes();
-    // Room for more keys, but not for four guides.
-    let more = 20_000..24_000;
-    for n in more.clone() {
-        budget.limit.store(used(&budget) + 3 * bytes, Ordering::Relaxed);
+    let raise_with_room = |n: u64, room: u64| {
+        budget.limit.store(used(&budget) + room, Ordering::Relaxed);
         raise(n);
-    }
+    };
+    // Room for more keys, but not for two guides.
+    let more = 20_000..24_000;
+    more.clone().for_each(|n| raise_with_room(n, bytes * 3 / 2));
     assert_eq!(index.guide_bytes(), bytes);
     let known = |rows: u64| guided(&index, &(0..rows).map(key).collect()) as u64;
     let before = known(more.end);
     assert!((more.end / 2..more.end * 19 / 20).contains(&before), "{before} of {}", more.end);
-    budget.limit.store(u64::MAX, Ordering::Relaxed);
-    (more.end..30_000).for_each(raise);
+    (more.end..30_000).for_each(|n| raise_with_room(n, bytes * 4));
     assert!(known(30_000) > 27_000, "there is room again, and {} of 30000 keys are known", known(30_000));
 }
 
