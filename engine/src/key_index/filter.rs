@@ -243,15 +243,21 @@ impl<L: RawLatch> KeyIndex<L> {
         self.guides.try_again();
     }
 
-    /// No key is missing: they come before the filter and the guide again.
+    /// No key is missing: they come before the filter and the guide again. Where one of these gave way while keys came, for their old
+    /// leaves took room as well until nobody looked at them, it has another chance.
     pub fn all_keys_fit(&self) {
         let _held = self.latch.write();
         self.filters.short.store(false, Ordering::Relaxed);
+        self.filters.again.store(0, Ordering::Relaxed);
+        self.guides.try_again();
     }
 
-    /// Fills the filter that is being filled to the end, and brings the guide up to date: many keys have come, and others may not
-    /// come soon.
+    /// Makes the filter that is wanted, fills the one that is being filled to the end, and brings the guide up to date: many keys have
+    /// come, and others may not come soon.
     pub fn settle(&self, budget: &Budget) {
+        if self.wants_filter() {
+            self.keep_filter(budget);
+        }
         while !self.filters.filling.load(Ordering::Relaxed).is_null() {
             self.keep_filter(budget);
         }

@@ -66,7 +66,6 @@ impl<H: Host> Tree<'_, H> {
                 return Ok(false);
             }
         }
-        self.shared.index.settle(budget);
         let (from, mut claimed) = (desc.first_l0, true);
         self.set_indexed_from(|now| {
             // A flush that found the index full has made room meanwhile: what was put in may be gone.
@@ -79,6 +78,7 @@ impl<H: Host> Tree<'_, H> {
         if self.shared.coverage().complete {
             self.shared.index.all_keys_fit();
         }
+        self.shared.index.settle(budget);
         self.pause(Pause::Rebuilt);
         Ok(claimed)
     }
