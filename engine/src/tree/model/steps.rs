@@ -176,7 +176,6 @@ pub(super) fn write(tree: &T<'_>) {
     }
     let newest = world(tree).history.get(&key).and_then(|v| v.last()).map(|v| v.row);
     let overtaken = newest.filter(|row| *row >= rows_before && expect.newest != Some(*row));
-    let undisturbed = world(tree).acts == acts;
     let (tombstone, speculative) = {
         let mut world = world(tree);
         let now = world.snapshot();
@@ -195,7 +194,7 @@ pub(super) fn write(tree: &T<'_>) {
     let row = Row { key: key.clone(), body, writer: mine, flags };
     match append(tree, &[row], Some(&[expect])) {
         None => {}
-        Some(0) => assert!(!undisturbed, "nobody came in between"),
+        Some(0) => assert!(world(tree).acts != acts, "nobody came in between"),
         Some(_) => {
             assert!(
                 overtaken.is_none(),
