@@ -486,6 +486,7 @@ impl<H: Host> Cursor<H> {
             };
             self.leave(place);
             self.direction = direction;
+            self.walk = None;
         }
     }
 
@@ -493,6 +494,8 @@ impl<H: Host> Cursor<H> {
     pub fn seek(&mut self, key: &[u8]) {
         self.leave(Place::Key(Bound::Included(key.to_vec())));
         self.keys = 0;
+        // One that a step which failed has left: it knows nothing of what lies between.
+        self.walk = None;
     }
 
     /// Where to go on in the current direction: not before the bound where it begins.

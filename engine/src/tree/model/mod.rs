@@ -16,9 +16,10 @@
 //! | `host` | the host over it |
 //! | `steps` | what is done, each step with its check |
 //! | `check` | what must be true at rest and after a crash |
-//! | `scenarios` | situations that chance seldom brings about, step by step |
+//! | `scenarios`, `barren` | situations that chance seldom brings about, step by step |
 //! | `mutations` | the proof that all this notices when an invariant is broken |
 
+mod barren;
 mod check;
 mod host;
 mod mutations;

@@ -12,6 +12,7 @@
 //!
 //! A mutation is run with one seed after the other until something panics; none may survive [`MOST`] seeds.
 
+use super::barren::*;
 use super::scenarios::*;
 use super::{run_seed, Trouble};
 use crate::host::Budget;

@@ -10,7 +10,7 @@ use crate::types::*;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
 
-type Rows<'r> = &'r [(&'r [u8], Option<&'r [u8]>)];
+pub(super) type Rows<'r> = &'r [(&'r [u8], Option<&'r [u8]>)];
 
 /// What `flush` takes, of rows that own their keys and bodies.
 fn borrowed<K: AsRef<[u8]>, B: AsRef<[u8]>>(rows: &[(K, Option<B>)]) -> Vec<(&[u8], Option<&[u8]>)> {
@@ -18,7 +18,7 @@ fn borrowed<K: AsRef<[u8]>, B: AsRef<[u8]>>(rows: &[(K, Option<B>)]) -> Vec<(&[u
 }
 
 /// A run without trouble and with room for every key in the index.
-fn calm() -> Run {
+pub(super) fn calm() -> Run {
     let run = Run::new(3, Trouble::Calm);
     run.host.budgets.key_index.limit.store(u64::MAX, Relaxed);
     run
@@ -37,7 +37,7 @@ fn flush_with(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Rows<'_>
 }
 
 /// The same, but they stay in memory.
-fn write(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Rows<'_>) {
+pub(super) fn write(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Rows<'_>) {
     {
         let mut world = tree.host.world.borrow_mut();
         world.fates.insert(writer, fate);
@@ -65,7 +65,7 @@ pub(super) fn come_meanwhile(tree: &Tree<'_, TestHost>) -> Result<()> {
 }
 
 impl Run {
-    fn flush(&self, writer: u64, rows: Rows<'_>) {
+    pub(super) fn flush(&self, writer: u64, rows: Rows<'_>) {
         flush(&self.tree(), writer, rows).unwrap();
     }
 
@@ -281,69 +281,6 @@ fn stale_values_are_dropped_early_unless_somebody_sees_them() {
     stale_values_are_dropped_early();
 }
 
-/// What is remembered of a queue's head serves those who see all that was taken, and nobody else; and nobody any more when a row
-/// comes back there.
-pub(super) fn barren_stretches_serve_who_sees_all_of_them() {
-    let run = calm();
-    let tree = run.tree();
-    let first = |before| {
-        let snapshot = Snapshot { before, running: vec![], own: None };
-        let mut cursor = tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
-        let choose = |head: &Head, _: &crate::tree::Hint<'_>| snapshot.choose(&run.host.world.borrow(), head);
-        let found = cursor.next_in_place(&tree, snapshot.sees_below(), choose).unwrap();
-        found.then(|| cursor.row().key.to_vec())
-    };
-    let jump = |before| tree.shared().barren.begin(Bound::Unbounded, Writer(before), 0).1;
-    let names: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
-    let _held = run.host.world.borrow_mut().hold(Snapshot { before: 2, running: vec![], own: None });
-    run.flush(1, &names.map(|name| (name, Some(name))));
-    run.flush(2, &[(b"a", None), (b"b", None), (b"c", None), (b"d", None)]);
-    for _ in 0..3 {
-        assert_eq!(first(3).as_deref(), Some(&b"e"[..]));
-    }
-    assert_eq!((jump(3), jump(2)), (Some(b"d".to_vec()), None));
-    assert_eq!(first(2).as_deref(), Some(&b"a"[..]), "somebody older sees what was there");
-    run.flush(3, &[(b"f", Some(b"f3"))]);
-    assert!(jump(4).is_some(), "others write elsewhere");
-    run.flush(4, &[(b"b", Some(b"b4"))]);
-    assert_eq!(first(5).as_deref(), Some(&b"b"[..]), "a row came back");
-    assert_eq!(first(4).as_deref(), Some(&b"e"[..]));
-}
-
-#[test]
-fn barren_stretches_are_jumped_over_by_who_sees_all_of_them() {
-    barren_stretches_serve_who_sees_all_of_them();
-}
-
-/// A standby that was not looked at meanwhile meets rows in a run, and was never shown them one by one.
-pub(super) fn barren_stretches_end_where_rows_come_in_runs() {
-    let run = calm();
-    let standby = crate::tree::Tree::new(&run.follower, run.host.clone());
-    let first = |before| {
-        run.catch_up();
-        let snapshot = Snapshot { before, running: vec![], own: None };
-        let mut cursor = standby.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
-        let choose = |head: &Head, _: &crate::tree::Hint<'_>| snapshot.choose(&run.host.world.borrow(), head);
-        let found = cursor.next_in_place(&standby, snapshot.sees_below(), choose).unwrap();
-        found.then(|| cursor.row().key.to_vec())
-    };
-    let names: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
-    let _held = run.host.world.borrow_mut().hold(Snapshot { before: 2, running: vec![], own: None });
-    run.flush(1, &names.map(|name| (name, Some(name))));
-    run.flush(2, &[(b"a", None), (b"b", None), (b"c", None), (b"d", None)]);
-    for _ in 0..3 {
-        assert_eq!(first(3).as_deref(), Some(&b"e"[..]));
-    }
-    assert!(standby.shared().barren.begin(Bound::Unbounded, Writer(3), 0).1.is_some());
-    run.flush(3, &[(b"b", Some(b"b3"))]);
-    assert_eq!(first(4).as_deref(), Some(&b"b"[..]), "a row came back, in a run");
-}
-
-#[test]
-fn barren_stretches_end_on_a_standby_where_rows_come_in_runs() {
-    barren_stretches_end_where_rows_come_in_runs();
-}
-
 /// A run whose keys find no room in the index is left alone until there is more room than there was.
 #[test]
 fn a_run_that_does_not_fit_the_index_is_tried_once() {
@@ -425,7 +362,7 @@ fn a_run_that_comes_unindexed_while_another_is_indexed_is_searched() {
 }
 
 /// Keys in order, a row of each.
-fn numbered(count: u32) -> Vec<Vec<u8>> {
+pub(super) fn numbered(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|n| n.to_be_bytes().to_vec()).collect()
 }
 
