@@ -140,6 +140,8 @@ switches! {
         UncoveredEntryTrusted,
         /// A rebuild claims to have covered a run whose entries were evicted meanwhile.
         RebuildClaimsEvicted,
+        /// A rebuild begins while entries are leaving the index, and claims what it has put in though it may be gone.
+        EvictionNotAwaited,
     }
 }
 

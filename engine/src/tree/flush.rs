@@ -13,6 +13,7 @@ use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, LogExtent, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter};
+use crate::tree::indexing::EVICTION;
 use crate::tree::ledger::Building;
 use crate::tree::read::{copy_record, Pages};
 use crate::tree::retention::{Keep, Retention};
@@ -38,7 +39,7 @@ impl<H: Host> Tree<'_, H> {
         let Some(oldest) = oldest else { return Ok(false) };
         let generation = oldest.table.generation();
         if let Some(run) = self.flipped(generation) {
-            self.install_flushed(generation, run, view.indexed_from.max(L0Id(generation.0 + 1)))?;
+            self.install_flushed(generation, run, false)?;
             drop(view);
             self.shared.reclaim(self.host.lagging());
             self.host.forget_log(generation)?;
@@ -102,22 +103,22 @@ impl<H: Host> Tree<'_, H> {
         values.committed();
         self.pause(Pause::FlushCommitted);
 
-        let mut indexed_from = view.indexed_from;
+        let mut indexed = true;
         if on(I6InstalledBeforeIndexed) {
-            self.install_flushed(generation, new_run.clone(), indexed_from)?;
+            self.install_flushed(generation, new_run.clone(), indexed)?;
             self.pause(Pause::FlushInstalled);
             self.index_generation(&view, oldest, &kept);
             return Ok(true);
         }
         if on(I6MemtableDroppedFirst) {
-            self.install_flushed(generation, None, indexed_from)?;
+            self.install_flushed(generation, None, indexed)?;
             self.pause(Pause::FlushIndexed);
         }
         if new_run.is_some() {
-            indexed_from = self.index_generation(&view, oldest, &kept);
+            indexed = self.index_generation(&view, oldest, &kept);
         }
         self.pause(Pause::FlushIndexed);
-        self.install_flushed(generation, new_run, indexed_from)?;
+        self.install_flushed(generation, new_run, indexed)?;
         self.pause(Pause::FlushInstalled);
         self.shared.counters.flushes.fetch_add(1, Relaxed);
         drop(view);
@@ -135,15 +136,16 @@ impl<H: Host> Tree<'_, H> {
         (manifest.flushed >= generation).then(|| manifest.runs.iter().rev().find(|r| r.last_l0 == generation).cloned())
     }
 
-    fn install_flushed(&self, generation: L0Id, new_run: Option<RunDesc>, indexed_from: L0Id) -> Result<()> {
+    /// `indexed`: all keys of the run are in the index.
+    fn install_flushed(&self, generation: L0Id, new_run: Option<RunDesc>, indexed: bool) -> Result<()> {
         self.shared.install(|current| {
             let mut parts = current.edit();
             parts.frozen.retain(|g| g.table.generation() != generation);
             parts.flushed = generation;
-            // Also where the index covers no run at all: one that is coming into it is older than this one, which it would then cover.
-            if parts.indexed_from < indexed_from || generation < indexed_from {
-                self.shared.evictions.fetch_add(1, SeqCst);
-                parts.indexed_from = parts.indexed_from.max(indexed_from);
+            if !indexed {
+                // Also where the index covers no run at all: one that is coming into it is older than this one, which it would then cover.
+                self.shared.evictions.fetch_add(EVICTION, SeqCst);
+                parts.indexed_from = parts.indexed_from.max(L0Id(generation.0 + 1));
             }
             if let Some(run) = new_run {
                 parts.runs.insert(0, Arc::new(scope::with(|| run.clone())));
@@ -228,9 +230,9 @@ impl<H: Host> Tree<'_, H> {
         Ok(false)
     }
 
-    /// Raises the index entries of every key kept. Where the index may not grow, the oldest runs leave it. Returns what
-    /// `indexed_from` is to be.
-    fn index_generation(&self, view: &SuperVersion, generation: &Generation, kept: &Kept) -> L0Id {
+    /// Raises the index entries of every key kept. Where the index may not grow, the oldest runs leave it. False: this one has to do
+    /// without it.
+    fn index_generation(&self, view: &SuperVersion, generation: &Generation, kept: &Kept) -> bool {
         let l0 = generation.table.generation();
         let mut floor = view.indexed_from;
         let mut key: &[u8] = &[];
@@ -253,11 +255,11 @@ impl<H: Host> Tree<'_, H> {
                 match self.evict_oldest(floor, l0) {
                     Ok(Some(higher)) => floor = higher,
                     // Nothing is left to evict, or no memory for it: this run, too, stays outside the index.
-                    Ok(None) | Err(_) => return L0Id(l0.0 + 1),
+                    Ok(None) | Err(_) => return false,
                 }
             }
         }
-        floor
+        true
     }
 }
 

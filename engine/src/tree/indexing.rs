@@ -36,8 +36,7 @@ impl<H: Host> Tree<'_, H> {
     /// the maintenance lock (no merge may run meanwhile).
     pub fn rebuild_index(&self) -> Result<bool> {
         self.catch_up()?;
-        let mut evictions = self.shared.evictions.load(SeqCst);
-        let mut view = self.pin().of_runs();
+        let (mut evictions, mut view) = self.before_claim();
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
             return Ok(false);
         }
@@ -48,14 +47,13 @@ impl<H: Host> Tree<'_, H> {
             // An older version must not get the entry of a tombstone that was purged: these runs come once more.
             self.leave_index(L0Id(purged + 1))?;
             self.shared.purged.store(0, SeqCst);
-            evictions = self.shared.evictions.load(SeqCst);
-            view = self.pin().of_runs();
+            (evictions, view) = self.before_claim();
             at = view.first_unindexed(view.indexed_from);
         }
         if on(I14OldestFirst) {
             at = view.runs.len() - 1;
         }
-        let Some(desc) = view.runs.get(at) else { return Ok(false) };
+        let Some(desc) = view.runs.get(at).filter(|_| !is_leaving(evictions)) else { return Ok(false) };
         let room = room_in(budget);
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         // Slices have no L0 ids of their own: they come with the run before them.
@@ -81,6 +79,15 @@ impl<H: Host> Tree<'_, H> {
         self.shared.index.settle(budget);
         self.pause(Pause::Rebuilt);
         Ok(claimed)
+    }
+
+    /// The runs as they are, and the count of evictions that belongs to them: whoever changes both does so under the latch.
+    fn before_claim(&self) -> (u64, SuperVersion) {
+        let (evictions, view) = {
+            let _installing = self.shared.versions.lock();
+            (self.shared.evictions.load(SeqCst), self.pin())
+        };
+        (evictions, view.of_runs())
     }
 
     /// Puts the keys of a run into the index by this L0 id, unless they are there. False: they have no room.
@@ -113,6 +120,7 @@ impl<H: Host> Tree<'_, H> {
     /// Makes room in the index: what it still names of runs that it does not cover goes first, then the oldest runs that
     /// it covers. `None`: not even the run being flushed can be covered.
     pub(super) fn evict_oldest(&self, floor: L0Id, flushing: L0Id) -> Result<Option<L0Id>> {
+        let _leaving = Leaving::begin(&self.shared.evictions);
         // A rebuild may have come further down than the floor known here: nothing goes that is still covered.
         self.leave_index(floor)?;
         self.pause(Pause::Evicting);
@@ -141,7 +149,7 @@ impl<H: Host> Tree<'_, H> {
     /// of it, too, before the first entry goes.
     fn leave_index(&self, higher: L0Id) -> Result<()> {
         let number = self.set_indexed_from(|now| {
-            self.shared.evictions.fetch_add(1, SeqCst);
+            self.shared.evictions.fetch_add(EVICTION, SeqCst);
             now.max(higher)
         })?;
         if on(I4EvictionNotTold) {
@@ -191,6 +199,36 @@ impl<H: Host> Tree<'_, H> {
         let newest = ends.filter(|l0| purgeable(*l0)).max().unwrap_or_default();
         self.shared.purged.fetch_max(newest.0, SeqCst);
         Some(self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index))
+    }
+}
+
+/// What one eviction more is in the count of them.
+pub(super) const EVICTION: u64 = 2;
+
+/// Whether entries were leaving the index when this was the count of evictions.
+fn is_leaving(evictions: u64) -> bool {
+    !evictions.is_multiple_of(EVICTION)
+}
+
+/// As long as it lives, entries leave the index, and the count of evictions says so. They may be those of a run that somebody is putting
+/// in just now, who must not take it for covered: neither if he has begun before nor if he begins meanwhile.
+struct Leaving<'s>(&'s AtomicU64);
+
+impl<'s> Leaving<'s> {
+    /// Whoever flushes does so alone.
+    fn begin(evictions: &'s AtomicU64) -> Leaving<'s> {
+        if !on(EvictionNotAwaited) {
+            evictions.fetch_or(1, SeqCst);
+        }
+        Leaving(evictions)
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if !on(EvictionNotAwaited) {
+            self.0.fetch_add(1, SeqCst);
+        }
     }
 }
 

@@ -333,6 +333,8 @@ impl<H: Host> Tree<'_, H> {
     /// Where in the runs (newest first) to begin to look for a key whose index entry, read after the superversion was
     /// pinned, is this one; `None`: nowhere.
     fn start_of(&self, view: &SuperVersion, key: &[u8], entry: Option<IndexEntry>) -> Result<Option<Start>> {
+        // Before it is asked what is indexed: a rebuild forgets the purges once it has told that it begins anew.
+        let purged = L0Id(if on(I5PurgesForgotten) { 0 } else { self.shared.purged.load(SeqCst) });
         let at = self.shared.first_unindexed(view);
         // An entry of a run that the index does not cover may be out of date.
         let covered = |l0| view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0) || on(UncoveredEntryTrusted);
@@ -341,7 +343,6 @@ impl<H: Host> Tree<'_, H> {
                 return Ok(None);
             }
             // A key may be absent for its tombstone was purged: that one has to be met before an older version is.
-            let purged = L0Id(if on(I5PurgesForgotten) { 0 } else { self.shared.purged.load(SeqCst) });
             let at_purged = view.runs.partition_point(|r| r.first_l0 > purged);
             let gone = view.number < self.shared.gone_before.load(SeqCst) && !on(GoneNotTold);
             let first = if gone { 0 } else { at.min(at_purged) };

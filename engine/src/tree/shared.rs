@@ -49,7 +49,7 @@ pub struct Shared<H: Host> {
     /// Runs that begin below this left the index, for superversions before number `evicted_at` (later ones know).
     pub evicted_below: AtomicU64,
     pub evicted_at: AtomicU64,
-    /// How often entries left the index to make room in it.
+    /// How often entries left the index to make room in it, twice; and one, while some are leaving.
     pub evictions: AtomicU64,
     pub misfit: Misfit,
     /// In a superversion before this one, an index entry may name a run that is newer than the one that holds the key:

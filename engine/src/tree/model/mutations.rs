@@ -106,6 +106,7 @@ const TABLE: &[(Mutation, By)] = &[
     (ScannedRowTakenForNewest, Model(Calm)),
     (UncoveredEntryTrusted, Model(Restless)),
     (RebuildClaimsEvicted, Model(Restless)),
+    (EvictionNotAwaited, Scenario(a_run_is_not_indexed_while_entries_leave)),
 ];
 
 /// The seed that notices it.

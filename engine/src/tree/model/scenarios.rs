@@ -5,6 +5,7 @@ use super::host::TestHost;
 use super::world::Snapshot;
 use super::{Run, SweepCursor, TreeOptions, Trouble};
 use crate::error::{Error, Result};
+use crate::mutation::Pause;
 use crate::tree::{pick, Direction, Hint, NewRow, Observed, Tree};
 use crate::types::*;
 use std::ops::Bound;
@@ -62,6 +63,19 @@ pub(super) fn come_meanwhile(tree: &Tree<'_, TestHost>) -> Result<()> {
     let body = vec![writer as u8; 300];
     let rows: Vec<_> = (0..10).map(|i| (sixty(i * 6 + 1), Some(&body))).collect();
     flush(tree, writer, &borrowed(&rows))
+}
+
+/// Entries are leaving the index: a run is put in meanwhile, and a key of it looked for.
+pub(super) fn evicting(tree: &Tree<'_, TestHost>, at: Pause) {
+    let key = tree.host.world.borrow().read_evicted.clone();
+    match (at, key) {
+        (Pause::Evicting, Some(_)) => drop(tree.rebuild_index()),
+        (Pause::Evicted, Some(key)) => {
+            let found = tree.find(&key, |_, _| Verdict::Take, &mut RowBuf::default()).unwrap();
+            assert!(found.taken, "its entry has gone, and the run that has it counts as indexed");
+        }
+        _ => {}
+    }
 }
 
 impl Run {
@@ -359,6 +373,31 @@ fn a_run_that_comes_unindexed_while_another_is_indexed_is_searched() {
         tree.rebuild_index().unwrap();
         assert_eq!(run.get(b"a").as_deref(), Some(b"new".as_slice()), "{refused}");
     }
+}
+
+/// A run that is put into the index while others make room there, and take its keys out again, does not count as indexed.
+pub(super) fn a_run_is_not_indexed_while_entries_leave() {
+    let run = calm();
+    let keys = numbered(80);
+    let rows: Vec<_> = keys.iter().map(|key| (key, Some(b"row"))).collect();
+    run.flush(1, &borrowed(&rows[..40]));
+    let budget = &run.host.budgets.key_index;
+    budget.limit.store(budget.used.load(Relaxed) + 1, Relaxed);
+    run.shared.at_rest.store(true, Relaxed);
+    run.host.world.borrow_mut().read_evicted = Some(keys[20].clone());
+    run.flush(2, &borrowed(&rows[40..]));
+    run.host.world.borrow_mut().read_evicted = None;
+    assert!(keys.iter().all(|key| run.get(key).is_some()));
+    assert!(run.shared.index.len() < keys.len(), "keys had to go");
+    budget.limit.store(u64::MAX, Relaxed);
+    while run.tree().rebuild_index().unwrap() {}
+    assert!(run.shared.coverage().complete);
+    assert!(keys.iter().all(|key| run.get(key).is_some()));
+}
+
+#[test]
+fn a_run_that_comes_while_entries_leave_the_index_is_searched() {
+    a_run_is_not_indexed_while_entries_leave();
 }
 
 /// Keys in order, a row of each.

@@ -111,6 +111,8 @@ pub(in crate::tree) struct World {
     pub keys: u64,
     /// So many runs are to come in the midst of merges.
     pub to_come: u64,
+    /// Who evicts meets a rebuild, and a read of this key.
+    pub read_evicted: Option<Vec<u8>>,
     /// What is going on, for what may be done in between.
     pub flushing: bool,
     pub merging: bool,
@@ -149,6 +151,7 @@ impl World {
             history: BTreeMap::new(),
             keys: 1,
             to_come: 0,
+            read_evicted: None,
             flushing: false,
             merging: false,
             appending: false,
