@@ -85,6 +85,8 @@ impl<H: Host> Check<'_, '_, '_, H> {
         }
         let (report, mut wrong) = (&mut self.report, Vec::new());
         self.watch.alone(&mut || {
+            // The index may have been told already of a merge whose runs found no memory for their superversion.
+            tree.catch_up()?;
             for key in &doubts {
                 wrong.extend(tree.index_is_wrong(key)?);
             }
