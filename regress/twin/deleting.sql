@@ -27,6 +27,14 @@ SELECT * FROM left_over();
 COMMIT;
 INSERT INTO d SELECT i, 0, 'again' FROM generate_series(1, 9) i;
 SELECT * FROM left_over();
+-- rows of the table that the statement locks: not those that it has deleted; read in the order of the key
+SELECT fill();
+SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
+DELETE FROM d USING (SELECT k FROM d WHERE k <= 100 ORDER BY k FOR UPDATE) e WHERE d.k = e.k + 1;
+DELETE FROM d USING (SELECT k FROM d WHERE k BETWEEN 201 AND 300 ORDER BY k FOR KEY SHARE SKIP LOCKED) e WHERE d.k = e.k + 1;
+RESET ALL;
+SELECT v, count(*), sum(k) FROM d GROUP BY v HAVING count(*) < 10 ORDER BY v;
+SELECT * FROM left_over();
 -- savepoints
 SELECT fill();
 BEGIN;

@@ -173,3 +173,11 @@ SELECT max(v) < min(v) + 1000000 FROM many;
 INSERT INTO many SELECT i, CASE WHEN i IN (10000, 60000) THEN used() END FROM generate_series(1, 60000) i ON CONFLICT (k) DO UPDATE SET v = excluded.v;
 SELECT max(v) < min(v) + 1000000 FROM many;
 DROP TABLE many;
+-- Rows of the table that the statement locks: not those that it has replaced. (Read in the order of the key.)
+CREATE TABLE locked (k int PRIMARY KEY, v text);
+INSERT INTO locked SELECT i, 'old' FROM generate_series(1, 100) i;
+SELECT settle('locked');
+SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;
+INSERT INTO locked SELECT k + 1, 'new' FROM (SELECT k FROM locked ORDER BY k FOR UPDATE) l ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+RESET ALL;
+SELECT v, count(*), sum(k) FROM locked GROUP BY v ORDER BY v;

@@ -615,6 +615,8 @@ unsafe extern "C-unwind" fn lock_row(
         }
         let follow = u32::from(flags) & pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION != 0;
         loop {
+            // A statement may lock rows of the table that it changes.
+            batch::before_look_at(rel, &row.key);
             match lock_version(&open, &row, cid, mode, policy) {
                 Locking::Locked => {
                     recent::note(&open, row.as_ref());
