@@ -204,11 +204,18 @@ impl KeyLock {
         true
     }
 
+    /// The lock, taken just now, stays until the row is changed, which is soon: it does not count among the many that a transaction
+    /// may keep.
+    pub fn keep_until_changed(&self, mode: Mode::Type) {
+        let kept = Kept { tag: self.tag, mode, writer: xact::current_writer() };
+        KEPT.with_borrow_mut(|all| all.push(kept));
+    }
+
     /// The lock, taken just now, stays until the transaction ends.
     pub fn keep(&self, mode: Mode::Type) {
+        self.keep_until_changed(mode);
         let (tag, writer) = (self.tag, xact::current_writer());
         let rows = KEPT.with_borrow_mut(|kept| {
-            kept.push(Kept { tag, mode, writer });
             let uncounted = UNCOUNTED.get();
             if uncounted > 0 || kept.len() < MOST_ROWS {
                 UNCOUNTED.set(uncounted.saturating_sub(1));

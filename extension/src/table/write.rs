@@ -647,7 +647,7 @@ pub fn prepare_delete(open: &Open, old: &RowBuf, change: Change) -> Result<Optio
     let still = if got == Got::WouldBlock { None } else { open.tree.renew(&old.key, observed) };
     if got == Got::Locked {
         match still {
-            Some(_) => lock.keep(mode),
+            Some(_) => lock.keep_until_changed(mode),
             None => lock.release(mode),
         }
     }
