@@ -308,7 +308,9 @@ impl Manifest {
         put_extents(&mut head, &self.body);
 
         if FIXED + head.len() > CAPACITY {
-            return Err(Error::NoSpace(format!("{} log extents do not fit the meta page", self.log_extents.len())));
+            let (logs, pending) = (self.log_extents.len(), self.pending.len());
+            let much = format!("{logs} extents of the log and {pending} under construction do not fit the meta page");
+            return Err(Error::NoSpace(much));
         }
         let mut contents = Vec::with_capacity(FIXED + head.len());
         contents.extend_from_slice(&MAGIC.to_le_bytes());

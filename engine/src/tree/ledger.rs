@@ -28,12 +28,24 @@ const SMALL_LOG_EXTENTS: usize = 128;
 /// Pages of an extent of the log, at most, while there are few; twice as many for so many extents that there are.
 const LOG_EXTENT: u32 = 2048;
 const EXTENTS_A_DOUBLING: usize = 16;
+/// For so many extents that the meta page names the smallest free piece that is used is twice as large.
+const NAMED_A_DOUBLING: usize = 32;
+
+/// Twice so many pages for each `doubling` extents that there are.
+fn doubled(pages: u32, extents: usize, doubling: usize) -> u32 {
+    pages << u32::try_from(extents / doubling).unwrap_or(u32::MAX).min(pages.leading_zeros())
+}
+
+/// Pages that something under construction takes at once, at most, which consists of so many pieces: the meta page has to name them until
+/// the flip, however large it becomes.
+pub(super) fn most_taken(most: u32, pieces: usize) -> u32 {
+    doubled(most, pieces, EXTENTS_A_DOUBLING)
+}
 
 /// Pages of the next extent of the log, of whose generation extents have so many already, at least `least`. They grow with the generation,
 /// and beyond what a tail may well leave unused with the number of all extents, which the meta page has to name.
 fn log_extent(held: u32, least: u32, extents: usize) -> u32 {
-    let doublings = u32::try_from(extents / EXTENTS_A_DOUBLING).unwrap_or(u32::MAX).min(LOG_EXTENT.leading_zeros());
-    (held / 8).clamp(least.max(8), LOG_EXTENT << doublings)
+    (held / 8).clamp(least.max(8), doubled(LOG_EXTENT, extents, EXTENTS_A_DOUBLING))
 }
 
 impl Ledger {
@@ -48,35 +60,45 @@ impl Ledger {
     pub(super) fn logged(&self) -> u32 {
         self.manifest.log_extents.iter().map(|log| log.extent.pages).fold(0, u32::saturating_add)
     }
+
+    /// Extents that the meta page names.
+    fn named(&self) -> usize {
+        self.manifest.log_extents.len() + self.manifest.pending.len()
+    }
 }
 
 impl<H: Host> Tree<'_, H> {
-    /// Takes `pages` of the page store for something under construction, in pieces of at least so many; see [`Building`].
+    /// Takes `pages` of the page store for something under construction, in pieces of at least so many, or more where the meta page names
+    /// many already; see [`Building`].
     fn take_extents(&self, pages: u32, least: u32) -> Result<Vec<Extent>> {
         let instead =
             |free: &mut FreeSpace, end| Some(free.take_pieces_inside(end, pages)).filter(|got| !got.is_empty());
-        self.take_with(|free| free.take_scattered(pages, least), instead)
+        let scattered =
+            |free: &mut FreeSpace, named| free.take_scattered(pages, doubled(least, named, NAMED_A_DOUBLING));
+        self.take_with(scattered, instead)
     }
 
     /// As [`Tree::take_extents`], in one piece; `least` will do where there is no room for more.
     pub(super) fn take_extent(&self, least: u32, pages: u32) -> Result<Extent> {
         let instead = |free: &mut FreeSpace, end| free.take_inside(end, least, pages).map(|extent| [extent]);
-        self.take_with(|free| Ok([free.take(pages)?]), instead).map(|[extent]| extent)
+        self.take_with(|free, _| Ok([free.take(pages)?]), instead).map(|[extent]| extent)
     }
 
     /// Takes `pages` below the page `mark`; nothing, if there are too few.
     pub(super) fn take_below(&self, mark: u32, pages: u32, least: u32) -> Result<Vec<Extent>> {
-        self.take_with(|free| Ok(free.take_below(mark, pages, least)), |_, _| None)
+        self.take_with(|free, _| Ok(free.take_below(mark, pages, least)), |_, _| None)
     }
 
+    /// `take` is told how many extents the meta page names.
     fn take_with<T: AsMut<[Extent]>>(
         &self,
-        take: impl FnOnce(&mut FreeSpace) -> Result<T>,
+        take: impl FnOnce(&mut FreeSpace, usize) -> Result<T>,
         instead: impl FnOnce(&mut FreeSpace, u32) -> Option<T>,
     ) -> Result<T> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
-        let mut got = self.take_reached(&mut ledger, take, instead)?;
+        let named = ledger.named();
+        let mut got = self.take_reached(&mut ledger, |free| take(free, named), instead)?;
         let taken = got.as_mut();
         let mut seq = ledger.manifest.next_seq;
         for extent in taken.iter_mut() {
@@ -375,11 +397,13 @@ pub(super) struct Building<'t, 'a, H: Host> {
     memory: usize,
     /// Pages of a piece, at least.
     least: u32,
+    /// Pages that it will be, about, beginning with the first of `taken`.
+    estimate: u64,
 }
 
 /// Pages handed to the host at once.
 const BATCH: usize = 32;
-/// Most pages taken at once.
+/// Most pages taken at once, while it consists of few pieces.
 const MOST_TAKEN: u32 = 4096;
 
 fn first_taken(estimate: u64) -> u32 {
@@ -391,7 +415,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
         let least = LEAST_PIECE;
         let taken = tree.take_extents(first_taken(estimate), least)?;
         let batch = Vec::with_capacity(BATCH);
-        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, memory, least })
+        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, memory, least, estimate })
     }
 
     fn extent(&self) -> Result<Extent> {
@@ -417,7 +441,10 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
         self.used = 0;
         if self.filling == self.taken.len() {
             let sofar: u32 = self.taken.iter().map(|e| e.pages).sum();
-            let more = self.tree.take_extents((sofar / 2).clamp(32, MOST_TAKEN), self.least)?;
+            let most =
+                u64::from(most_taken(MOST_TAKEN, self.taken.len())).min(self.estimate.saturating_sub(sofar.into()));
+            let most = u32::try_from(most).unwrap_or(u32::MAX).max(MOST_TAKEN);
+            let more = self.tree.take_extents((sofar / 2).clamp(32, most), self.least)?;
             self.taken.extend(more);
         }
         Ok(())
@@ -460,6 +487,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
         // What a merge gives back are small pieces at first. They grow together, and a run of fewer is read faster.
         self.least = LEAST_PIECE.max(first_taken(estimate) / PIECES_OF_SLICE);
         self.taken = self.tree.take_extents(first_taken(estimate), self.least)?;
+        self.estimate = estimate;
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use crate::manifest::ValueUse;
 use crate::options::MAX_INLINE_ROW;
 use crate::page::{PageBuf, PageKind, CAPACITY, CONTENT};
 use crate::row::{max_record_len, ValuePointer};
+use crate::tree::ledger::most_taken;
 use crate::tree::value_log::MAX_VALUE;
 use crate::tree::{Appended, NewRow, Tree};
 use crate::types::{Extent, ExtentSeq, Flags, PageNo, RowBuf, RowId};
@@ -16,10 +17,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages handed to the host at once.
 const BATCH: usize = 32;
-/// Pages that a flush or merge takes at once, unless a value is larger; first, it does not know how much will be large.
+/// Pages that a flush or merge takes at once, unless a value is larger, or it has taken many; first, it does not know how much will be large.
 const LEAST_TAKEN: u64 = 8;
 const FIRST_TAKEN: u64 = 1024;
-const MOST_TAKEN: u64 = 4096;
+const MOST_TAKEN: u32 = 4096;
 
 /// Pages that so many bytes fill.
 pub(super) fn pages_of(bytes: u64) -> u64 {
@@ -188,7 +189,10 @@ impl<'t, 'a, H: Host> ValueWriter<'t, 'a, H> {
     fn begin(&mut self, length: u64) -> Result<(ValuePointer, &mut Filler)> {
         if self.filler.as_ref().is_none_or(|filler| filler.left() < length) {
             self.end_extent()?;
-            let most = if self.taken.is_empty() { FIRST_TAKEN } else { MOST_TAKEN };
+            let most = match self.taken.len() {
+                0 => FIRST_TAKEN,
+                pieces => most_taken(MOST_TAKEN, pieces).into(),
+            };
             let pages = pages_of(self.expected).clamp(LEAST_TAKEN, most).max(pages_of(length));
             let pages = u32::try_from(pages).map_err(|_| too_long(length))?;
             let extent = self.tree.take_extent(pages_of(length) as u32, pages)?;

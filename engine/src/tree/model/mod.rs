@@ -29,8 +29,12 @@ mod world;
 
 use super::*;
 use crate::key_index::SweepCursor;
+use crate::manifest::LogExtent;
 use crate::options::{Compression, TreeOptions};
+use crate::page::{PageBuf, PageKind};
 use crate::row::encode_record;
+use crate::run::PageSink;
+use crate::tree::ledger::Building;
 use crate::types::*;
 pub(super) use host::{TestHorizon, TestHost};
 use std::ops::Bound;
@@ -507,4 +511,32 @@ fn extents_wait_for_readers_elsewhere() {
     assert_eq!(ledger.held.len(), 1, "most of the store");
     run.shared.reap(&mut ledger, lagging(10, 12));
     assert_eq!(ledger.held.len(), 0);
+}
+
+/// The meta page has room for all pieces of what is under construction, where only small ones are free, beside those of a long log.
+#[test]
+fn many_small_pieces_under_construction_fit_the_meta_page() {
+    const PIECES: u32 = 400;
+    let run = Run::new(1, Trouble::Calm);
+    {
+        let mut ledger = run.shared.ledger.lock();
+        let mut piece = || ledger.free.take(32).unwrap();
+        let taken: Vec<_> = (0..2 * PIECES).map(|_| piece()).collect();
+        taken.iter().step_by(2).for_each(|piece| ledger.free.give(*piece));
+        let log = |extent: &Extent| LogExtent {
+            generation: L0Id(1 << 20),
+            tail: 1,
+            extent: Extent { seq: ExtentSeq(1 << 30), ..*extent },
+        };
+        let logs = taken.iter().skip(1).step_by(2).cycle().take(500).map(log);
+        ledger.manifest.log_extents.extend(logs);
+        (ledger.manifest.version, ledger.manifest.next_seq) = (1 << 30, ExtentSeq(1 << 30));
+    }
+    let tree = run.tree();
+    let mut building = Building::new(&tree, u64::MAX, 0).unwrap();
+    for _ in 0..32 * PIECES {
+        let mut page = PageBuf::ZERO;
+        page.init(PageKind::Data, (&mut building).seq_of_next());
+        (&mut building).put(&mut page).unwrap();
+    }
 }
