@@ -222,7 +222,8 @@ impl KeyLock {
                 return 0;
             }
             UNCOUNTED.set(COUNTED_EVERY);
-            kept.iter().filter(|kept| kept.tag.table == tag.table).count()
+            // Many weak locks are no reason to lock the whole table in a strong mode.
+            kept.iter().filter(|kept| kept.tag.table == tag.table && kept.mode >= mode).count()
         });
         if rows < MOST_ROWS || rows < FAR_TOO_MANY && row_locks::others_hold_rows(&tag, mode) {
             return;
