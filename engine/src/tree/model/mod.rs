@@ -534,9 +534,10 @@ fn many_small_pieces_under_construction_fit_the_meta_page() {
     }
     let tree = run.tree();
     let mut building = Building::new(&tree, u64::MAX, 0).unwrap();
+    let mut sink = &mut building;
     for _ in 0..32 * PIECES {
         let mut page = PageBuf::ZERO;
-        page.init(PageKind::Data, (&mut building).seq_of_next());
-        (&mut building).put(&mut page).unwrap();
+        page.init(PageKind::Data, sink.seq_of_next());
+        sink.put(&mut page).unwrap();
     }
 }
