@@ -25,7 +25,7 @@
 
 use super::bindings_am::raw;
 use super::error::Duplicate;
-use super::{catalog, slot, table_am, xact};
+use super::{catalog, replacing, slot, table_am, xact};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::table::lock::MOST_GATHERED;
 use crate::table::write::{self, Change, Draft, Replacing};
@@ -162,22 +162,14 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
         }
         let plan = (*state).plan.cast::<pg_sys::ModifyTable>();
         let state = state.cast::<pg_sys::ModifyTableState>();
-        let (into, root) = ((*state).resultRelInfo, (*state).rootResultRelInfo);
-        let rel = (*into).ri_RelationDesc;
-        let unwatched = |target: *mut pg_sys::ResultRelInfo| (*target).ri_TrigDesc.is_null();
+        let rel = (*(*state).resultRelInfo).ri_RelationDesc;
         let serializable = pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32;
         let (gathers, kind_fits) = match (*plan).onConflictAction {
-            _ if operation == CmdType::CMD_DELETE => {
-                (Gathers::Deleted, !serializable && (root.is_null() || unwatched(root)))
-            }
+            _ if operation == CmdType::CMD_DELETE => (Gathers::Deleted, !serializable),
             pg_sys::OnConflictAction::ONCONFLICT_NONE => (Gathers::New, catalog::has_no_index_but_its_key(rel)),
             _ => (Gathers::Replacing, !serializable && unread::is_wanted(rel, true)),
         };
-        let plain = kind_fits
-            && (*state).mt_nrels == 1
-            && catalog::is_our_table(rel)
-            && unwatched(into)
-            && (*into).ri_WithCheckOptions.is_null();
+        let plain = kind_fits && (*state).mt_nrels == 1 && catalog::is_our_table(rel) && replacing::is_unwatched(state);
         if !plain {
             return NOBODY;
         }
@@ -265,11 +257,11 @@ pub unsafe fn keep_replaced(open: &Open, slot: *mut TupleTableSlot, unread: RowI
     // SAFETY: by the contract.
     unsafe { open.draft(slot, &mut draft) };
     let Some(replacing) = write::prepare_unread(open, unread, &draft.key) else { return false };
-    keep_prepared(open, draft, replacing);
+    let writer = keep_prepared(open, draft, replacing);
     // SAFETY: by the contract; the relation is open.
     unsafe {
         // Its row id is not known yet, and nobody asks.
-        slot::mark_written(slot, open.relid(), &Head { writer: xact::current_writer(), ..Head::default() });
+        slot::mark_written(slot, open.relid(), &Head { writer, ..Head::default() });
         pg_sys::pgstat_count_heap_update(open.rel, false);
     }
     true
@@ -288,10 +280,11 @@ pub fn keep_deleted(open: &Open, old: &RowBuf, change: Change) -> bool {
     true
 }
 
-/// Keeps a version whose row is locked until it is appended.
-fn keep_prepared(open: &Open, draft: Draft, replacing: Replacing) {
+/// Keeps a version whose row is locked until it is appended. Returns its writer.
+fn keep_prepared(open: &Open, draft: Draft, replacing: Replacing) -> Writer {
+    let writer = xact::current_writer();
     let full = BATCH.with_borrow_mut(|batch| {
-        (batch.target, batch.writer) = (TARGET.get(), xact::current_writer());
+        (batch.target, batch.writer) = (TARGET.get(), writer);
         batch.hashes.push(key_hash(&draft.key));
         batch.replacing.push(replacing);
         batch.add(draft);
@@ -301,6 +294,7 @@ fn keep_prepared(open: &Open, draft: Draft, replacing: Replacing) {
     if full {
         append_waiting();
     }
+    writer
 }
 
 /// The statement that runs is about to look for a row with this key.

@@ -83,10 +83,10 @@ pub fn indexes_of(rel: Relation) -> Vec<IndexFacts> {
 /// # Safety
 /// `index` is open.
 unsafe fn is_of_columns(index: Relation) -> bool {
+    let columns = [pg_sys::Anum_pg_index_indexprs, pg_sys::Anum_pg_index_indpred];
     // SAFETY: by the contract; the tuple of an open index is loaded.
-    [pg_sys::Anum_pg_index_indexprs, pg_sys::Anum_pg_index_indpred]
-        .into_iter()
-        .all(|attno| unsafe { pg_sys::heap_attisnull((*index).rd_indextuple, attno as i32, std::ptr::null_mut()) })
+    let is_null = |attno| unsafe { pg_sys::heap_attisnull((*index).rd_indextuple, attno as i32, std::ptr::null_mut()) };
+    columns.into_iter().all(is_null)
 }
 
 /// The key that an index of ours gives to its table.

@@ -57,16 +57,25 @@ unsafe fn target_of(query: *mut QueryDesc) -> Option<(Relation, Leaves)> {
     }
 }
 
+/// No trigger is told of the rows that a statement writes, and no view checks them.
+///
+/// # Safety
+/// The state of its ModifyTable node, set up.
+pub(super) unsafe fn is_unwatched(state: *mut ModifyTableState) -> bool {
+    // SAFETY: by the contract.
+    unsafe {
+        let (into, root) = ((*state).resultRelInfo, (*state).rootResultRelInfo);
+        let untriggered = |target: *mut ResultRelInfo| (*target).ri_TrigDesc.is_null();
+        untriggered(into) && (root.is_null() || untriggered(root)) && (*into).ri_WithCheckOptions.is_null()
+    }
+}
+
 /// Nobody but the statement itself looks at the rows that it replaces.
 unsafe fn is_plain(state: *mut ModifyTableState) -> bool {
     // SAFETY: as the executor sets it up.
     unsafe {
-        let (into, root) = ((*state).resultRelInfo, (*state).rootResultRelInfo);
-        let rel = (*into).ri_RelationDesc;
-        let unwatched = |target: *mut ResultRelInfo| (*target).ri_TrigDesc.is_null();
-        unwatched(into)
-            && (root.is_null() || unwatched(root))
-            && (*into).ri_WithCheckOptions.is_null()
+        let rel = (*(*state).resultRelInfo).ri_RelationDesc;
+        is_unwatched(state)
             && (*(*rel).rd_rel).relpersistence as u8 != pg_sys::RELPERSISTENCE_TEMP
             && catalog::has_no_index_but_its_key(rel)
     }

@@ -21,6 +21,12 @@ struct Look {
     observed: Observed,
 }
 
+impl Look {
+    fn is_about(&self, open: &Open, key: &[u8]) -> bool {
+        self.file == open.file() && self.key == key
+    }
+}
+
 static LAST: ProcessLocal<RefCell<Option<Look>>> = ProcessLocal::new(RefCell::new(None));
 
 /// Notes the newest version of the key whose writer did not abort; only what cannot change unseen is kept.
@@ -57,7 +63,7 @@ pub fn note_scanned(open: &Open, cursor: &TableCursor) {
 /// What was observed with this row version, if it was the newest of its key, committed, and the last that was looked at.
 pub fn observed(open: &Open, row: &RowBuf) -> Option<Observed> {
     LAST.with_borrow(|last| {
-        let look = last.as_ref().filter(|look| look.file == open.file() && look.key == row.key)?;
+        let look = last.as_ref().filter(|look| look.is_about(open, &row.key))?;
         let is_it = |newest: &Newest| newest.head.row_id == row.head.row_id && newest.standing == Standing::Committed;
         look.newest.as_ref().is_some_and(is_it).then_some(look.observed)
     })
@@ -66,7 +72,7 @@ pub fn observed(open: &Open, row: &RowBuf) -> Option<Observed> {
 /// What was noted, if it is about this key and still true.
 pub fn recall(open: &Open, key: &[u8]) -> Option<(Option<Newest>, Observed)> {
     let (newest, observed) = LAST.with_borrow(|last| {
-        let look = last.as_ref().filter(|look| look.file == open.file() && look.key == key)?;
+        let look = last.as_ref().filter(|look| look.is_about(open, key))?;
         Some((look.newest, look.observed))
     })?;
     // A savepoint may have been rolled back.

@@ -635,12 +635,13 @@ pub fn prepare_unread(open: &Open, row: RowId, key: &[u8]) -> Option<Replacing> 
 
 /// Prepares to delete the row version `old`, and locks it. `None`: it cannot be put off, or not be done at once.
 pub fn prepare_delete(open: &Open, old: &RowBuf, change: Change) -> Result<Option<Replacing>> {
-    let seen = last_look::observed(open, old).filter(|_| change.crosscheck.is_null());
-    let observed =
-        match seen.map_or_else(|| prepare(open, old, Change { wait: false, ..change }), |seen| Ok(Ready::Go(seen)))? {
+    let observed = match last_look::observed(open, old).filter(|_| change.crosscheck.is_null()) {
+        Some(seen) => seen,
+        None => match prepare(open, old, Change { wait: false, ..change })? {
             Ready::Go(observed) => observed,
             Ready::No(_) => return Ok(None),
-        };
+        },
+    };
     let (lock, mode) = (KeyLock::on_row(open, old), Mode::LockTupleExclusive);
     let got = lock.take(open, mode, Policy::LockWaitSkip);
     // Who had the lock until now may have changed the row.

@@ -2,23 +2,27 @@
 
 use super::scenarios::{calm, numbered, write};
 use super::world::Snapshot;
+use super::TestHost;
 use crate::tree::{Direction, Hint, Tree};
 use crate::types::*;
 use std::cell::Cell;
 use std::ops::Bound;
+
+/// The first key that a snapshot before this writer sees.
+fn first_seen(tree: &Tree<'_, TestHost>, before: u64) -> Option<Vec<u8>> {
+    let snapshot = Snapshot { before, running: vec![], own: None };
+    let mut cursor = tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
+    let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
+    let found = cursor.next_in_place(tree, snapshot.sees_below(), choose).unwrap();
+    found.then(|| cursor.row().key.to_vec())
+}
 
 /// What is remembered of a queue's head serves those who see all that was taken, and nobody else; and nobody any more when a row
 /// comes back there.
 pub(super) fn barren_stretches_serve_who_sees_all_of_them() {
     let run = calm();
     let tree = run.tree();
-    let first = |before| {
-        let snapshot = Snapshot { before, running: vec![], own: None };
-        let mut cursor = tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
-        let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&run.host.world.borrow(), head);
-        let found = cursor.next_in_place(&tree, snapshot.sees_below(), choose).unwrap();
-        found.then(|| cursor.row().key.to_vec())
-    };
+    let first = |before| first_seen(&tree, before);
     let jump = |before| tree.shared().barren.begin(Bound::Unbounded, Writer(before), 0).1;
     let names: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
     let _held = run.host.world.borrow_mut().hold(Snapshot { before: 2, running: vec![], own: None });
@@ -47,11 +51,7 @@ pub(super) fn barren_stretches_end_where_rows_come_in_runs() {
     let standby = Tree::new(&run.follower, run.host.clone());
     let first = |before| {
         run.catch_up();
-        let snapshot = Snapshot { before, running: vec![], own: None };
-        let mut cursor = standby.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
-        let choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&run.host.world.borrow(), head);
-        let found = cursor.next_in_place(&standby, snapshot.sees_below(), choose).unwrap();
-        found.then(|| cursor.row().key.to_vec())
+        first_seen(&standby, before)
     };
     let names: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
     let _held = run.host.world.borrow_mut().hold(Snapshot { before: 2, running: vec![], own: None });
