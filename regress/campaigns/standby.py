@@ -225,6 +225,14 @@ def old_cursor(primary, standby):
         if time.monotonic() > deadline:
             raise lib.Failure("what waited for the standby still does: " + primary.sql("SELECT waiting_bytes, file_bytes FROM loosekv.stats WHERE tablename = 'l9'"))
         time.sleep(0.2)
+    # Nothing waits for a standby that has gone.
+    standby.kill_all()
+    wait_until(primary, "SELECT count(*) = 0 FROM pg_stat_replication", "the standby is still there")
+    for _ in range(5):
+        primary.sql("UPDATE l9 SET v = v || 'x' WHERE k < 2000", "SELECT loosekv.compact('l9')")
+    if primary.sql("SELECT waiting_bytes * 4 < file_bytes FROM loosekv.stats WHERE tablename = 'l9'") != "t":
+        raise lib.Failure("what is given up waits for a standby that has gone: " + primary.sql("SELECT waiting_bytes, file_bytes FROM loosekv.stats WHERE tablename = 'l9'"))
+    standby.start()
     primary.sql("DROP TABLE l9")
     standby.sql("ALTER SYSTEM RESET hot_standby_feedback", "ALTER SYSTEM RESET max_standby_streaming_delay", "SELECT pg_reload_conf()")
 

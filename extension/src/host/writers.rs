@@ -92,7 +92,9 @@ pub fn standbys() -> Option<Lagging> {
         let all = &*pg_sys::ProcGlobal;
         let processes = (0..all.allProcCount as usize).map(|i| &*all.allProcs.add(i));
         let senders = processes.filter(|proc| u32::from(proc.statusFlags) & pg_sys::PROC_AFFECTS_ALL_HORIZONS != 0);
-        let reported = senders.map(|proc| proc.xmin).chain([slots]);
+        // A walsender that has ended leaves everything as it was, until another takes its place.
+        let living = senders.filter(|proc| std::ptr::eq(pg_sys::BackendPidGetProc(proc.pid), *proc));
+        let reported = living.map(|proc| proc.xmin).chain([slots]);
         reported.filter(|xmin| *xmin != pg_sys::InvalidTransactionId).map(|xmin| widen(xmin, next)).min()
     };
     oldest.map(|oldest| Lagging { oldest, next: Writer(next()) })
