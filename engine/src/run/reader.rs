@@ -40,7 +40,7 @@ pub struct Cut {
 pub struct Scratch {
     /// Pages read with this scratch, ever.
     pub pages_read: u64,
-    pub(super) image: Vec<u8>,
+    unpacked: Unpacked,
     /// A row that is on two pages.
     joined: Vec<u8>,
     key: Vec<u8>,
@@ -154,7 +154,7 @@ impl<'a> Run<'a> {
             let (page, no, seq) = self.read(source, index)?;
             page.touch();
             scratch.pages_read += 1;
-            let part = image(&page, no, seq, &mut scratch.image)?;
+            let part = scratch.unpacked.image(&page, no, seq)?;
             let layout = Layout::parse(no, part.bytes, part.missing)?;
             let Ok(wanted) = layout.within_prefix(part.bytes, key) else { return Ok(false) };
             let start = if first { layout.search(part.bytes, key)? } else { 0 };
@@ -194,14 +194,10 @@ impl<'a> Run<'a> {
         scratch: &mut Scratch,
         out: &mut RowBuf,
     ) -> Result<Option<bool>> {
-        if row < self.shape.min_row || row > self.shape.max_row || self.shape.rows == 0 {
-            return Ok(None);
-        }
-        let index = self.page_of_row(source, row, scratch)?;
-        let Some(index) = index.filter(|index| *index >= self.first_page()) else { return Ok(None) };
+        let Some(index) = self.page_left_of_row(source, row, scratch)? else { return Ok(None) };
         let (page, no, seq) = self.read(source, index)?;
         scratch.pages_read += 1;
-        let part = image(&page, no, seq, &mut scratch.image)?;
+        let part = scratch.unpacked.image(&page, no, seq)?;
         let layout = Layout::parse(no, part.bytes, part.missing)?;
         let Some(slot) = layout.find_row(part.bytes, row)? else {
             return Err(Error::page(no, CONTENT, format!("row {row} is not where the directory says")));
@@ -225,6 +221,20 @@ impl<'a> Run<'a> {
             None => part.flags & CONTINUES == 0,
         };
         Ok(Some(newest))
+    }
+
+    /// Which data page has this row id, of those that are left. (Where the run was cut, the first of them has rows that are not left.)
+    pub fn page_left_of_row<S: PageSource>(
+        &self,
+        source: &S,
+        row: RowId,
+        scratch: &mut Scratch,
+    ) -> Result<Option<u32>> {
+        if row < self.shape.min_row || row > self.shape.max_row || self.shape.rows == 0 {
+            return Ok(None);
+        }
+        let index = self.page_of_row(source, row, scratch)?;
+        Ok(index.filter(|index| *index >= self.first_page()))
     }
 
     /// Which data page has this row id.
@@ -297,7 +307,7 @@ impl<'a> Run<'a> {
             keys::for_each(no, page.expect(no, PageKind::Keys, seq)?, &mut scratch.key, &mut show)?;
             return Ok(next);
         }
-        let Image { bytes, missing, flags } = image(&page, no, seq, &mut scratch.image)?;
+        let Image { bytes, missing, flags } = scratch.unpacked.image(&page, no, seq)?;
         let layout = Layout::parse(no, bytes, missing)?;
         let mut last = if flags & CONTINUES != 0 { Some(layout.suffix(bytes, 0)?) } else { None };
         for i in 0..layout.rows() {
@@ -367,6 +377,32 @@ pub(super) struct Image<'b> {
     /// So many bytes of the last row are on the next page.
     pub missing: usize,
     pub flags: u16,
+}
+
+/// The image of the compressed page that was read last: who looks at one row after the other finds many of them on one page.
+#[derive(Debug, Default)]
+struct Unpacked {
+    /// What it was made of. By this it is known again, whatever run the page may belong to by now.
+    contents: Vec<u8>,
+    image: Vec<u8>,
+}
+
+impl Unpacked {
+    /// As [`image`], which is asked only if need be.
+    #[inline]
+    fn image<'b>(&'b mut self, page: &'b PageBuf, no: PageNo, seq: ExtentSeq) -> Result<Image<'b>> {
+        if page.flags() & COMPRESSED == 0 {
+            return image(page, no, seq, &mut self.image);
+        }
+        let contents = page.expect(no, PageKind::Data, seq)?;
+        if contents == self.contents {
+            return Ok(Image { bytes: &self.image, missing: 0, flags: page.flags() });
+        }
+        self.contents.clear();
+        let part = image(page, no, seq, &mut self.image)?;
+        self.contents.extend_from_slice(contents);
+        Ok(part)
+    }
 }
 
 /// The image of a data page, in place or decompressed into `buffer`.

@@ -244,6 +244,9 @@ fn rows_are_found_by_row_id() {
         for row in rows.iter().step_by(rows.len() / 1000 + 1) {
             assert!(t.run().by_row(&t.pages, row.head.row_id, &mut scratch, &mut out).unwrap().is_some(), "{name}");
             assert_eq!(out.as_ref(), row.as_ref(), "{name}");
+            // The page at hand is the one that it was.
+            assert!(t.run().by_row(&t.pages, row.head.row_id, &mut scratch, &mut out).unwrap().is_some(), "{name}");
+            assert_eq!(out.as_ref(), row.as_ref(), "{name}");
         }
         for row in [RowId(0), RowId(12345), RowId::MAX] {
             let known = rows.iter().any(|r| r.head.row_id == row);

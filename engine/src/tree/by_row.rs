@@ -13,6 +13,7 @@
 use crate::error::Result;
 use crate::host::{Host, Saw};
 use crate::mutation::{on, Mutation::RowTakenForAlone, Pause};
+use crate::run::{Run, Scratch};
 use crate::tree::read::{Pages, SCRATCH};
 use crate::tree::version::SuperVersion;
 use crate::tree::{Hint, Tree};
@@ -29,7 +30,26 @@ pub enum Looked {
     Found,
 }
 
+/// Where a row version is: those who look at many in the order of their places come to each page once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place {
+    /// `None`: it is in a memtable.
+    run: Option<usize>,
+    page: u32,
+}
+
 impl<H: Host> Tree<'_, H> {
+    /// Where the row version with this row id is, for which no data page is read. `None`: there is none (any more); a place that was
+    /// found may turn out to be that of a row that has just been dropped.
+    pub fn place_of_row(&self, row: RowId) -> Result<Option<Place>> {
+        let view = self.pin();
+        if view.memtables().any(|generation| generation.table.by_row(row).is_some()) {
+            return Ok(Some(Place { run: None, page: 0 }));
+        }
+        let found = self.in_runs(&view, row, |run, pages, scratch| run.page_left_of_row(pages, row, scratch))?;
+        Ok(found.map(|(at, page)| Place { run: Some(at), page }))
+    }
+
     /// The row version with this row id, visible or not. False: there is none (any more).
     pub fn find_row(&self, row: RowId, out: &mut RowBuf) -> Result<bool> {
         let view = self.pin();
@@ -71,6 +91,16 @@ impl<H: Host> Tree<'_, H> {
 
     /// Place of the run that has it, and whether it is the newest of its key there.
     fn row_in_runs(&self, view: &SuperVersion, row: RowId, out: &mut RowBuf) -> Result<Option<(usize, bool)>> {
+        self.in_runs(view, row, |run, pages, scratch| run.by_row(pages, row, scratch, out))
+    }
+
+    /// What `look` finds in a run that may have the row id, and the run's place.
+    fn in_runs<R>(
+        &self,
+        view: &SuperVersion,
+        row: RowId,
+        mut look: impl FnMut(&Run<'_>, &Pages<'_, H>, &mut Scratch) -> Result<Option<R>>,
+    ) -> Result<Option<(usize, R)>> {
         let pages = Pages(&self.host);
         SCRATCH.with_borrow_mut(|scratch| {
             for (at, desc) in view.runs.iter().enumerate() {
@@ -78,8 +108,8 @@ impl<H: Host> Tree<'_, H> {
                     continue;
                 }
                 self.host.saw(Saw::Run, 1);
-                if let Some(newest) = desc.run().by_row(&pages, row, scratch, out)? {
-                    return Ok(Some((at, newest)));
+                if let Some(found) = look(&desc.run(), &pages, scratch)? {
+                    return Ok(Some((at, found)));
                 }
             }
             Ok(None)

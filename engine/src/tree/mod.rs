@@ -10,6 +10,7 @@
 //! | `retention`, `pick` | their decisions, pure |
 //! | `stale` | values that a merge drops early, for the key index knows a newer version |
 //! | `sources`, `guide` | the two ways of a scan |
+//! | `survey` | all versions of all keys, for who looks for the dead |
 //! | `ahead`, `words` | which rows of a merge come next; eight bytes by which it compares keys |
 //! | `reach` | how far scans go, and what they ask for beforehand |
 //! | `behind` | a superversion that could not be installed after its flip |
@@ -53,6 +54,7 @@ mod sink;
 mod slices;
 mod sources;
 mod stale;
+mod survey;
 mod value_log;
 mod value_space;
 #[cfg(test)]
@@ -62,7 +64,7 @@ mod version;
 mod words;
 mod write;
 
-pub use by_row::Looked;
+pub use by_row::{Looked, Place};
 pub use check::{Finding, Phase, Watch};
 pub use follow::{Holder, Next};
 pub use live_options::LiveOptions;

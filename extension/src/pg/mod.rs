@@ -7,6 +7,7 @@ pub mod batch;
 pub mod bindings;
 pub mod bindings_am;
 pub mod catalog;
+mod dead_rows;
 pub mod error;
 pub mod exit;
 pub mod file_copy;

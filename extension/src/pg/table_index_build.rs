@@ -2,11 +2,11 @@
 
 use super::owned::Owned;
 use super::{catalog, slots, xact};
-use crate::table::by_row::{self, ByRow};
+use crate::table::by_row;
 use crate::table::key_scan::KeyScan;
-use crate::table::mvcc::{self, Sight, Standing, View};
+use crate::table::mvcc::{self, Standing};
 use crate::table::{recent, tid, Open};
-use loosekv_engine::tree::{Direction, Hint};
+use loosekv_engine::tree::{Direction, Hint, Looked};
 use loosekv_engine::types::{Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{BlockNumber, Datum, IndexInfo, Relation, TableScanDesc, TupleTableSlot};
@@ -285,35 +285,58 @@ impl Feed {
         // SAFETY: the table is open.
         unsafe {
             let open = Open::new(table);
-            let end =
-                if blocks == pg_sys::InvalidBlockNumber { by_row::blocks(&open) } else { start.saturating_add(blocks) };
-            let (mut row, mut scratch) = (RowBuf::default(), RowBuf::default());
-            for id in (start..end).flat_map(|block| by_row::rows_of_block(&open, block)) {
-                pgrx::check_for_interrupts!();
-                let found = open.ok(recent::find_row(&open, RowId(id), &mut row));
-                if !found || row.head.flags.is_tombstone() {
-                    continue;
-                }
-                let mut own = Standing::Aborted;
-                let mut is_newest = true;
-                let choose = |head: &Head, hint: &Hint<'_>| {
-                    let standing = mvcc::standing(head, hint);
-                    if head.row_id > row.head.row_id {
-                        is_newest &= standing == Standing::Aborted;
-                        return Verdict::Skip;
-                    }
-                    own = standing;
-                    Verdict::Take
-                };
-                open.ok(open.tree.find(&row.key, choose, &mut scratch));
-                if own != Standing::Aborted {
-                    slots::store(evaluation.slot, &open, row.as_ref());
-                    self.row(evaluation, is_newest);
+            // All of them are wanted block by block, those of one range in any order.
+            let whole = blocks == pg_sys::InvalidBlockNumber;
+            let (end, step) = match whole {
+                true => (by_row::blocks(&open), 1),
+                false => (start.saturating_add(blocks), BLOCKS_TOGETHER),
+            };
+            let mut rows = Default::default();
+            for first in (start..end).step_by(step as usize) {
+                let piece = first..end.min(first.saturating_add(step));
+                let ids = piece.flat_map(|block| by_row::rows_of_block(&open, block));
+                for id in open.ok(by_row::by_place(&open, ids)) {
+                    by_row::let_others();
+                    self.version(&open, id, &mut rows, evaluation);
                 }
             }
         }
     }
+
+    /// A version of a block's, if it is not aborted. `rows`: room for it and for the newest of its key.
+    unsafe fn version(&mut self, open: &Open, id: RowId, rows: &mut (RowBuf, RowBuf), evaluation: &mut Evaluation) {
+        let (row, newest) = rows;
+        let mut own = Standing::Aborted;
+        let mut is_newest = true;
+        let looked = recent::look_at_row(open, id, row, |head, hint| own = mvcc::standing(head, hint));
+        let looked = open.ok(looked);
+        if looked == Looked::Gone || row.head.flags.is_tombstone() {
+            return;
+        }
+        if looked == Looked::Found {
+            let choose = |head: &Head, hint: &Hint<'_>| {
+                let standing = mvcc::standing(head, hint);
+                if head.row_id > id {
+                    is_newest &= standing == Standing::Aborted;
+                    return Verdict::Skip;
+                }
+                own = standing;
+                Verdict::Take
+            };
+            open.ok(open.tree.find(&row.key, choose, newest));
+        }
+        if own != Standing::Aborted {
+            // SAFETY: the table is open.
+            unsafe {
+                slots::store(evaluation.slot, open, row.as_ref());
+                self.row(evaluation, is_newest);
+            }
+        }
+    }
 }
+
+/// Blocks whose rows are read together.
+const BLOCKS_TOGETHER: u32 = 256;
 
 /// An index is built of what this snapshot sees. Before it is used PostgreSQL waits for those who have older ones, but not for
 /// those on standbys.
@@ -429,35 +452,4 @@ unsafe fn tids_of(state: *mut pg_sys::ValidateIndexState) -> Vec<i64> {
     }
     debug_assert!(tids.is_sorted());
     tids
-}
-
-/// Whether an index entry may go: its row version is gone, or nobody will see it again.
-pub struct DeadRows {
-    open: Open,
-    by_row: ByRow,
-    oldest: u64,
-    pub found: u64,
-    /// Standbys know that rows of older snapshots are leaving the index.
-    told: bool,
-}
-
-impl DeadRows {
-    pub fn new(open: Open, oldest: u64) -> DeadRows {
-        DeadRows { open, by_row: ByRow::default(), oldest, found: 0, told: false }
-    }
-
-    pub fn is_dead(&mut self, tid: &pg_sys::ItemPointerData) -> bool {
-        // SAFETY: PostgreSQL's constant snapshot.
-        let own = &raw mut pg_sys::SnapshotSelfData;
-        let mut view = unsafe { View::new(self.open.rel, own) };
-        let sight = self.open.ok(self.by_row.fetch(&self.open, &mut view, own, tid));
-        let dead = sight.is_dead_to_all(|| self.oldest);
-        self.found += u64::from(dead);
-        if dead && !self.told && matches!(sight, Sight::Superseded(_)) {
-            // A row that is gone was told of when it went. This one still stands in the tree.
-            self.open.ok(self.open.tree.tell_superseded(Writer(self.oldest)));
-            self.told = true;
-        }
-        dead
-    }
 }

@@ -1,6 +1,6 @@
 //! VACUUM: flush, merge what is due, rid the secondary indexes of entries without a row, advance relfrozenxid, count.
 
-use super::table_index_build::DeadRows;
+use super::dead_rows::DeadRows;
 use super::{catalog, xact};
 use crate::host::maintenance::Maintenance;
 use crate::host::{interrupt, progress, PgHost};
@@ -140,23 +140,24 @@ unsafe fn clean_indexes(rel: Relation, oldest: u64, rows: f64, strategy: pg_sys:
         let lock = pg_sys::RowExclusiveLock as i32;
         let (mut count, mut indexes): (i32, *mut Relation) = (0, std::ptr::null_mut());
         pg_sys::vac_open_indexes(rel, lock, &mut count, &mut indexes);
+        let mut dead = None;
         for i in 0..usize::try_from(count).unwrap_or(0) {
             let index = *indexes.add(i);
             if catalog::is_our_index(index) {
                 let pages = u32::try_from((*(*index).rd_rel).relpages).unwrap_or(0);
                 update_index(index, pages, rows);
             } else {
-                clean_index(rel, index, oldest, rows, strategy);
+                let dead = dead.get_or_insert_with(|| DeadRows::find(Open::new(rel), oldest));
+                clean_index(index, dead, rows, strategy);
             }
         }
         pg_sys::vac_close_indexes(count, indexes, pg_sys::NoLock as i32);
     }
 }
 
-unsafe fn clean_index(rel: Relation, index: Relation, oldest: u64, rows: f64, strategy: pg_sys::BufferAccessStrategy) {
-    // SAFETY: both are open; the state lives until the calls are over.
+unsafe fn clean_index(index: Relation, dead: &mut DeadRows, rows: f64, strategy: pg_sys::BufferAccessStrategy) {
+    // SAFETY: the index and its table are open; the state lives until the calls are over.
     unsafe {
-        let mut dead = DeadRows::new(Open::new(rel), oldest);
         let mut info = pg_sys::IndexVacuumInfo {
             index,
             analyze_only: false,
@@ -166,7 +167,7 @@ unsafe fn clean_index(rel: Relation, index: Relation, oldest: u64, rows: f64, st
             num_heap_tuples: rows,
             strategy,
         };
-        let state = (&raw mut dead).cast::<c_void>();
+        let state = std::ptr::from_mut(dead).cast::<c_void>();
         let stats = pg_sys::index_bulk_delete(&mut info, std::ptr::null_mut(), Some(is_dead), state);
         let stats = pg_sys::index_vacuum_cleanup(&mut info, stats);
         if !stats.is_null() && !(*stats).estimated_count {

@@ -48,3 +48,23 @@ pub fn rows_of_block(open: &Open, block: u32) -> std::ops::Range<u64> {
 pub fn blocks(open: &Open) -> u32 {
     u32::try_from(open.tree.next_row_id().0.div_ceil(tid::ROWS_PER_BLOCK)).unwrap_or(u32::MAX - 1)
 }
+
+/// Those of these rows that there are, in the order of their places: each page is read, and unpacked, once for all of its rows.
+pub fn by_place(open: &Open, rows: impl Iterator<Item = u64>) -> Result<Vec<RowId>> {
+    let mut places = Vec::new();
+    for row in rows.map(RowId) {
+        let_others();
+        if let Some(place) = open.tree.place_of_row(row)? {
+            places.push((place, row));
+        }
+    }
+    places.sort_unstable();
+    Ok(places.into_iter().map(|(_, row)| row).collect())
+}
+
+/// Between two of many rows: others may want this to end, or VACUUM's settings that it pauses.
+#[inline]
+pub fn let_others() {
+    // SAFETY: may wait, or raise an error, which unwinds.
+    unsafe { pg_sys::vacuum_delay_point() }
+}

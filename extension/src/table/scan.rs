@@ -2,8 +2,9 @@
 
 use super::by_row::{self, ByRow};
 use super::key_scan::KeyScan;
-use super::mvcc::{self, Standing, View};
-use super::{recent, sample, splits, tid, write, Open};
+use super::mvcc::{self, View};
+use super::sample::Sample;
+use super::{recent, splits, tid, write, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
@@ -34,8 +35,8 @@ pub struct TableScan {
     entry: usize,
     /// Of a sample: the virtual block.
     pub block: Option<u32>,
-    /// Which rows of its blocks ANALYZE looks at.
-    share: Option<sample::Share>,
+    /// What ANALYZE looks at, once it has begun.
+    sample: Option<Sample>,
 }
 
 impl TableScan {
@@ -59,7 +60,7 @@ impl TableScan {
             at: None,
             entry: 0,
             block: None,
-            share: None,
+            sample: None,
         }
     }
 
@@ -181,40 +182,20 @@ impl TableScan {
     /// Begins with a virtual block for ANALYZE.
     pub fn begin_analyze_block(&mut self, block: u32) {
         self.rows = by_row::rows_of_block(&self.open, block);
-        if self.share.is_none() {
+        if self.sample.is_none() {
             // SAFETY: the scan keeps the relation open.
-            self.share = Some(unsafe { sample::Share::of(&self.open) });
+            self.sample = Some(unsafe { Sample::of(&self.open) });
         }
     }
 
     /// The next live row of the block that is looked at; counts what it passes, each for those that are not looked at, too.
     pub fn next_to_analyze(&mut self, live: &mut f64, dead: &mut f64) -> Result<Option<RowRef<'_>>> {
-        let mut newest_row = RowBuf::default();
-        let share = self.share.unwrap_or_default();
-        for row in self.rows.by_ref().filter(|row| share.has(*row)) {
-            pgrx::check_for_interrupts!();
-            if !recent::find_row(&self.open, RowId(row), &mut self.by_row.row)? {
-                continue;
-            }
-            let found = &self.by_row.row;
-            if found.head.flags.is_tombstone() {
-                continue;
-            }
-            let (newest, _) = mvcc::newest(&self.open, &found.key, &mut newest_row)?;
-            match newest {
-                // As heap has it: rows that others are inserting do not count yet.
-                Some(newest) if newest.head.row_id == found.head.row_id => {
-                    if newest.standing == Standing::InProgress {
-                        continue;
-                    }
-                    *live += share.weight();
-                    return Ok(Some(self.by_row.row.as_ref()));
-                }
-                Some(newest) if newest.head.row_id > found.head.row_id => *dead += share.weight(),
-                _ => {}
-            }
+        let Some(sample) = &mut self.sample else { return Ok(None) };
+        let found = sample.next_of_block(&self.open, self.rows.clone(), dead, &mut self.by_row.row)?;
+        if found {
+            *live += sample.weight();
         }
-        Ok(None)
+        Ok(found.then(|| self.by_row.row.as_ref()))
     }
 
     /// The TID of the newest version, as this snapshot sees it, of the row that `tid` names, which a change of its key does

@@ -1,7 +1,7 @@
 //! What must be true at rest, after a crash, and at any moment the power may fail.
 
 use super::host::TestHost;
-use super::steps::{check_get, check_scan, rebuild, rows, world};
+use super::steps::{check_get, check_scan, rebuild, rows, survey, world};
 use super::world::World;
 use crate::extent::FreeSpace;
 use crate::host::Budgets;
@@ -23,6 +23,7 @@ pub(super) fn everything(tree: &Tree<'_, TestHost>) {
         check_scan(tree, &Bound::Unbounded, &Bound::Unbounded, direction, &now);
     }
     rows(tree);
+    survey(tree);
     world(tree).snapshots.remove(&hold);
 }
 

@@ -141,7 +141,8 @@ impl Run {
             980..=985 => self.change_limits(),
             986..=987 => self.crash(),
             988..=992 => check::space(&tree),
-            993..=996 => self.follow(),
+            993..=995 => self.follow(),
+            996 => steps::survey(&tree),
             _ => steps::rows(&tree),
         }
     }

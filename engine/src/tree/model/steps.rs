@@ -428,6 +428,9 @@ pub(super) fn rows(tree: &T<'_>) {
     for (key, written) in live {
         let Some(found) = tolerate(tree, "find row", tree.find_row(written.row, &mut out)) else { continue };
         assert!(found, "row {} is lost\n{}", written.row, check::story(tree, &key));
+        if let Some(place) = tolerate(tree, "place of row", tree.place_of_row(written.row)) {
+            assert!(place.is_some(), "row {} has no place\n{}", written.row, check::story(tree, &key));
+        }
         assert_eq!((&out.key, &out.body, out.head.row_id), (&key, &written.body, written.row));
         assert_eq!((out.head.writer.0, out.head.command), (written.writer, written.command));
     }
@@ -448,4 +451,30 @@ pub(super) fn rows(tree: &T<'_>) {
             assert!(newer.is_none(), "row {} is not alone: {newer:?}\n{}", written.row, check::story(tree, &key));
         }
     }
+}
+
+/// All that somebody may see is shown, each once, and the newest version of a key first.
+pub(super) fn survey(tree: &T<'_>) {
+    let before = world(tree).live();
+    let keys = 1 + world_below(tree, 30) as usize;
+    let mut shown = std::collections::BTreeSet::new();
+    let mut from = Some(Vec::new());
+    while let Some(key) = from {
+        let mut above = None;
+        let next = tree.survey(&key, keys, |newest, head, _| {
+            assert!(newest || above > Some(head.row_id), "row {} is shown below {above:?}", head.row_id);
+            assert!(shown.insert(head.row_id), "row {} is shown twice", head.row_id);
+            above = Some(head.row_id);
+        });
+        let Some(next) = tolerate(tree, "survey", next) else { return };
+        from = next;
+    }
+    let after = world(tree).live();
+    let lost =
+        before.iter().find(|(_, row)| !shown.contains(&row.row) && after.iter().any(|(_, left)| left.row == row.row));
+    assert!(
+        lost.is_none(),
+        "{lost:?} is not shown\n{}",
+        lost.map_or_else(String::new, |(key, _)| check::story(tree, key))
+    );
 }
