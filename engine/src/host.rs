@@ -171,6 +171,10 @@ pub trait Host: Sized + 'static {
     fn make_room(&self, tree: &Tree<'_, Self>) -> Result<()> {
         tree.flush_one().map(|_| ())
     }
+    /// Runs may have piled up: merge them, unless somebody is at work on the table. No latch is held.
+    fn merge_piled_up(&self, _tree: &Tree<'_, Self>) -> Result<()> {
+        Ok(())
+    }
     /// A test may do other things in between, as another thread or process could.
     #[cfg(test)]
     fn paused(&self, _tree: &Tree<'_, Self>, _at: crate::mutation::Pause) {}

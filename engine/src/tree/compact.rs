@@ -17,7 +17,7 @@ use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter, Scratch};
 use crate::tree::chain::Chain;
 use crate::tree::ledger::Building;
-use crate::tree::pick::{begun, pick, pick_newer, Effort, Job, Pick, RunInfo, Tidying};
+use crate::tree::pick::{begun, pick, pick_newer, piled_up, Effort, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
@@ -90,6 +90,17 @@ impl<H: Host> Tree<'_, H> {
                 self.shared.told.store(false, Relaxed);
                 self.collect_values(force)
             }
+        }
+    }
+
+    /// Merges the newest runs where they have piled up, and are small. False: they have not. Same lock.
+    pub fn merge_piled_up(&self) -> Result<bool> {
+        self.catch_up()?;
+        let view = self.pin().of_runs();
+        let infos = infos(&view.runs, view.flushed, self.host.horizon().oldest());
+        match piled_up(&infos, &self.shared.options.get()) {
+            Some(job) => self.do_job(&view, &job).map(|()| true),
+            None => Ok(false),
         }
     }
 

@@ -86,7 +86,7 @@ impl<H: Host> Tree<'_, H> {
                 next_row,
                 last_writer,
             );
-            shared.note_overdue();
+            shared.note_overdue_at_load();
             shared.cached = host.row_cache().map(RowCache::new_table).unwrap_or_default();
             Ok(Box::new(shared))
         })

@@ -208,6 +208,38 @@ fn full_level(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
     job
 }
 
+/// The first level has piled up when it has so many times more runs than it is merged with.
+const PILED_UP: u32 = 3;
+/// A writer may be asked to merge so many bytes, or as many as a memtable has: the smallest run takes a few pages.
+const PILED_UP_BYTES: u64 = 8 << 20;
+
+/// Whether nobody has merged the first level, which has so many runs, for long.
+pub fn is_piled_up(first_level: usize, options: &TreeOptions) -> bool {
+    first_level >= options.fan_in.saturating_mul(PILED_UP) as usize
+}
+
+/// What a writer merges where the first level has piled up: it, and those after it that would be full, as far as all of it is no more
+/// than a memtable, or little: a memtable he may have to write, too. Chains are merged, for these runs are small.
+pub fn piled_up(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
+    let mut job: Option<Job> = None;
+    let (mut at, mut bytes) = (0, 0u64);
+    while let Some(level) = runs.get(at).map(|run| run.level) {
+        let end = at + runs.iter().skip(at).take_while(|run| run.level == level).count();
+        let level_runs = runs.get(at..end)?;
+        bytes = level_runs.iter().fold(bytes, |sum, run| sum.saturating_add(run.bytes));
+        let full = match &job {
+            None => level == 0 && is_piled_up(end, options),
+            Some(below) => below.level == level && end - at + 1 >= options.fan_in as usize,
+        };
+        if !full || bytes > options.memtable_bytes.max(PILED_UP_BYTES) || level_runs.iter().any(|run| run.cut) {
+            break;
+        }
+        job = Some(Job { runs: 0..end, level: level.saturating_add(1) });
+        at = end;
+    }
+    keep_apart(runs, job?)
+}
+
 /// A merge of everything, for the garbage.
 pub(super) fn space(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Option<Job> {
     let (oldest, above) = runs.split_last()?;

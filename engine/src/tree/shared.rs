@@ -18,6 +18,7 @@ use crate::tree::given_up::BySeq;
 use crate::tree::indexing::Misfit;
 use crate::tree::latched::Latched;
 use crate::tree::live_options::LiveOptions;
+use crate::tree::pick::is_piled_up;
 use crate::tree::value_space::ValueSpace;
 use crate::tree::version::{Current, Generation, Retired, SuperVersion};
 use crate::types::{Extent, ExtentSeq, L0Id, RowId, Writer};
@@ -60,7 +61,7 @@ pub struct Shared<H: Host> {
     pub gone_before: AtomicU64,
     /// A flip has changed the runs, and the superversion that says so could not be installed (module `behind`).
     pub behind: AtomicBool,
-    /// It was loaded with more memtables than a crash leaves: writers flush them first.
+    /// It was loaded with more memtables than a crash leaves, or with runs that have piled up: writers flush and merge them first.
     pub overdue: AtomicBool,
     /// The superversion of this number from now on finds no memory; 0: each does.
     #[cfg(test)]
@@ -267,6 +268,17 @@ impl<H: Host> Shared<H> {
         let overdue = self.current.pin::<H>().frozen.len() > self.options.max_frozen() as usize + 1;
         self.overdue.store(overdue, Relaxed);
         overdue
+    }
+
+    /// Once it is loaded: whether writers are to flush, or to merge.
+    pub(super) fn note_overdue_at_load(&self) {
+        let piled_up = {
+            let view = self.current.pin::<H>();
+            is_piled_up(view.runs.iter().take_while(|run| run.level == 0).count(), &self.options.get())
+        };
+        if !self.note_overdue() && piled_up {
+            self.overdue.store(true, Relaxed);
+        }
     }
 
     /// A copy of a run for superversions.

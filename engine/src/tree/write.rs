@@ -230,13 +230,13 @@ impl<H: Host> Tree<'_, H> {
 
     /// Whoever loads a table freezes the memtable that was written to before. Where tables leave memory before somebody has flushed
     /// them, one after the other would wait for its flush, each with memory and log pages of its own, until the table could not be
-    /// loaded any more: so whoever writes flushes one.
+    /// loaded any more: so whoever writes flushes one. Nor does anybody come to merge what they have flushed: runs of a row or two.
     #[cold]
     fn flush_overdue(&self) -> Result<()> {
-        match self.shared.note_overdue() {
-            true => self.host.make_room(self),
-            false => Ok(()),
+        if self.shared.note_overdue() {
+            self.host.make_room(self)?;
         }
+        self.host.merge_piled_up(self)
     }
 
     /// Freezes the active memtable, unless it is empty. (One that is empty and used up, by those who wanted too much, makes way for

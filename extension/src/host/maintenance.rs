@@ -7,7 +7,7 @@
 use crate::host::{interrupt, progress, PgHost};
 use crate::pg::worker;
 use crate::work::pace;
-use loosekv_engine::error::Result;
+use loosekv_engine::error::{Error, Result};
 use loosekv_engine::tree::Tree;
 use pgrx::pg_sys;
 
@@ -70,6 +70,22 @@ pub(super) fn make_room(tree: &Tree<'_, PgHost>) -> Result<()> {
         interrupt::nap(NAP);
     }
     Ok(())
+}
+
+/// A writer came to a table that may have runs piled up: merges them, if nobody else is at work on it. Where there is no room for that
+/// they stay as they are.
+pub(super) fn merge_piled_up(tree: &Tree<'_, PgHost>) -> Result<()> {
+    // SAFETY: the host's relation is open.
+    let Some(_lock) = (unsafe { Maintenance::try_lock(tree.host.rel()) }) else { return Ok(()) };
+    let done = interrupt::held(|| tree.merge_piled_up());
+    progress::ended();
+    match done {
+        Ok(_) | Err(Error::NoSpace(_) | Error::MemoryFull { .. }) => {
+            pace::update(tree);
+            Ok(())
+        }
+        Err(failed) => Err(failed),
+    }
 }
 
 /// Between the pages of a merge: flushes go first, requests to stop are heard, and whoever waits for the table is let

@@ -292,6 +292,10 @@ impl Host for PgHost {
         maintenance::make_room(tree)
     }
 
+    fn merge_piled_up(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        maintenance::merge_piled_up(tree)
+    }
+
     #[inline]
     fn saw(&self, what: Saw, times: u64) {
         seen::add(what, times);

@@ -198,6 +198,16 @@ impl Host for TestHost {
         self.world.borrow_mut().acts += 1;
         steps::flush(tree).map(|_| ())
     }
+    fn merge_piled_up(&self, tree: &Tree<'_, Self>) -> Result<()> {
+        if self.world.borrow().flushing {
+            return Ok(());
+        }
+        // A merge may leave open whether what was observed is still so.
+        if steps::maintain(tree, "merge of what has piled up", || tree.merge_piled_up()) != Some(false) {
+            self.world.borrow_mut().acts += 1;
+        }
+        Ok(())
+    }
     fn merging(&self, tree: &Tree<'_, Self>) -> Result<()> {
         self.world.borrow_mut().fault("merging")?;
         scenarios::come_meanwhile(tree)?;

@@ -195,18 +195,21 @@ fn rows_that_are_read_again_come_from_the_row_cache() {
     assert_eq!((out.body.as_slice(), cached()), (&b"a2"[..], 5));
 }
 
-/// A table that leaves memory before its memtable is flushed, again and again, does not come back with one more each time.
+/// A table that leaves memory before its memtable is flushed, again and again, does not come back with one more each time,
+/// nor with one more run.
 #[test]
 fn memtables_of_a_table_that_leaves_memory_do_not_pile_up() {
     let mut run = calm();
     let options = run.tree().shared().options.get();
-    let (most, mut found) = (options.max_frozen as usize + 2, 0);
+    let (most, mut found, mut runs) = (options.max_frozen as usize + 2, 0, 0);
     for writer in 1..60 {
         write(&run.tree(), writer, Fate::Committed, &[(&[writer as u8], Some(b"a"))]);
         run.shared = Tree::load(&run.host, &options).unwrap();
         found = found.max(run.tree().pin().frozen.len());
+        runs = runs.max(run.tree().pin().runs.len());
     }
     assert_eq!(found, most, "all that may wait, the one that was filled, and one that nobody has come to");
+    assert!(runs <= 4 * options.fan_in as usize, "{runs} runs with {}", options.fan_in);
     assert!((1..60).all(|key| run.get(&[key]).is_some()));
 }
 

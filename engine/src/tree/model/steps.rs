@@ -75,7 +75,7 @@ pub(super) fn flush(tree: &T<'_>) -> Result<bool> {
 }
 
 /// One piece of maintenance at a time.
-fn maintain<R>(tree: &T<'_>, what: &str, work: impl FnOnce() -> Result<R>) -> Option<R> {
+pub(super) fn maintain<R>(tree: &T<'_>, what: &str, work: impl FnOnce() -> Result<R>) -> Option<R> {
     if std::mem::replace(&mut world(tree).merging, true) {
         return None;
     }
