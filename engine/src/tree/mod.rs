@@ -176,7 +176,8 @@ pub struct NewRow<'a> {
 }
 
 /// What became of an append: `written` rows, in order, with consecutive row ids from `first`. Fewer than were given: there
-/// were many (go on with the next), or the next one's key is not as it was observed any more (look again).
+/// were many, or more than the memtable had room for (go on with the next), or the next one's key is not as it was observed
+/// any more (look again).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
     pub written: usize,

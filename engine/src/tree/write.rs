@@ -143,11 +143,10 @@ impl<H: Host> Tree<'_, H> {
             return Ok(Some(Appended { written: 0, first: RowId(0) }));
         }
         let first = RowId(self.shared.next_row.fetch_add(rows.len() as u64, Relaxed));
-        let appended = Appended { written: rows.len(), first };
         if first.0 + rows.len() as u64 > RowId::MAX.0 {
             return Err(Error::NoSpace("row ids are used up: rewrite the table (VACUUM FULL)".into()));
         }
-        match rows {
+        let written = match rows {
             [row] => {
                 let head = head_of(row, first, 0);
                 let Some(room) = view.active().table.room(row.key.len(), &head) else { return Ok(None) };
@@ -160,13 +159,14 @@ impl<H: Host> Tree<'_, H> {
                         view.active().table.link(&splice, room, row.key, &head, addr);
                     }
                 })?;
+                1
             }
-            _ => {
-                if !self.append_many(view, rows, first, records)? {
-                    return Ok(None);
-                }
-            }
-        }
+            _ => match self.append_many(view, rows, first, records)? {
+                0 => return Ok(None),
+                written => written,
+            },
+        };
+        let rows = rows.get(..written).unwrap_or_default();
         self.shared.barren.written(rows.iter().filter(|row| !row.flags.is_tombstone()).map(|row| row.key));
         let bytes: usize = rows.iter().map(|r| r.key.len() + r.body.len()).sum();
         let last_writer = rows.iter().map(|r| r.writer.0).max().unwrap_or(0);
@@ -184,28 +184,33 @@ impl<H: Host> Tree<'_, H> {
         if blind > 0 {
             self.shared.counters.rows_blind.fetch_add(blind as u64, Relaxed);
         }
-        Ok(Some(appended))
+        Ok(Some(Appended { written, first }))
     }
 
-    /// False: the memtable is full.
+    /// How many of the rows there was room for; 0: the memtable is full. Those without an expectation are appended together or not at all.
     fn append_many(
         &self,
         view: &SuperVersion,
         rows: &[NewRow<'_>],
         first: RowId,
         records: &mut Vec<u8>,
-    ) -> Result<bool> {
+    ) -> Result<usize> {
         let active = &view.active().table;
         let mut rooms = Vec::with_capacity(rows.len());
         for (at, row) in rows.iter().enumerate() {
             match active.room(row.key.len(), &head_of(row, first, at)) {
                 Some(room) => rooms.push(Some(room)),
+                None if row.expect.is_some() => break,
                 None => {
                     // The last one first, or it would be the only one that can be had again.
                     rooms.into_iter().flatten().rev().for_each(|room| active.give_back(room));
-                    return Ok(false);
+                    return Ok(0);
                 }
             }
+        }
+        let rows = rows.get(..rooms.len()).unwrap_or_default();
+        if rows.is_empty() {
+            return Ok(0);
         }
         let probe = |(row, room): (&NewRow<'_>, &Option<Room<'_>>)| room.as_ref().map(|r| active.probe_for(row.key, r));
         let splices: Vec<Option<Splice<'_>>> = rows.iter().zip(&rooms).map(probe).collect();
@@ -225,7 +230,7 @@ impl<H: Host> Tree<'_, H> {
                 active.link(splice, room, row.key, &head_of(row, first, at), addr);
             }
         })?;
-        Ok(true)
+        Ok(rows.len())
     }
 
     /// Whoever loads a table freezes the memtable that was written to before. Where tables leave memory before somebody has flushed

@@ -444,6 +444,30 @@ fn random_steps_with_faults_match_the_model() {
     seeds(30).for_each(|seed| run_seed(seed, 2500, Trouble::Faulty));
 }
 
+/// Rows with expectations need not all fit one memtable.
+#[test]
+fn rows_of_long_keys_go_into_as_many_memtables_as_they_take() {
+    let mut run = scenarios::calm();
+    run.shared = Tree::load(&run.host, &smaller(&run.tree().shared().options.get())).unwrap();
+    let tree = run.tree();
+    let keys: Vec<_> = (0..64).map(|n| format!("{n:0>MAX_KEY$}").into_bytes()).collect();
+    let writer = Writer(1);
+    run.host.world.borrow_mut().fates.insert(writer.0, Fate::Committed);
+    let mut rest = keys.as_slice();
+    let observe = |key: &[u8]| tree.find(key, |_, _| Verdict::Skip, &mut RowBuf::default()).unwrap().observed;
+    while !rest.is_empty() {
+        let rows = rest.iter().map(|key| {
+            let (flags, expect) = (Flags::default(), Some(observe(key)));
+            NewRow { key, body: b"", writer, command: 0, flags, incarnation: 0, expect }
+        });
+        let written = tree.append(&rows.collect::<Vec<_>>()).unwrap().written;
+        assert!(written < 64, "one memtable has room for all");
+        rest = &rest[written..];
+    }
+    let found = |key: &&Vec<u8>| tree.find(key, |_, _| Verdict::Take, &mut RowBuf::default()).unwrap().taken;
+    assert_eq!(keys.iter().filter(found).count(), 64);
+}
+
 /// Who reads an extent that is written again is known for as long as it is pinned, and not longer.
 #[test]
 fn a_follower_knows_who_holds_an_extent_that_is_used_again() {

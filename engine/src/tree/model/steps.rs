@@ -266,8 +266,14 @@ pub(super) fn batch(tree: &T<'_>) {
     let (count, expecting) = (2 + world_below(tree, 80), world(tree).random.chance(50));
     let mut taken = BTreeMap::<Vec<u8>, u64>::new();
     let (mut rows, mut expect) = (Vec::new(), Vec::new());
+    // Those without expectations have to fit one memtable, which is small where a follower has become a server of its own.
+    let mut room = tree.shared().options.memtable_bytes() as usize / 2;
     for _ in 0..count {
         let key = world(tree).key();
+        room = room.saturating_sub(key.len());
+        if room == 0 && !expecting {
+            break;
+        }
         let writer = match taken.get(&key) {
             Some(writer) => *writer,
             None => match world(tree).writer_for(&key) {
