@@ -28,6 +28,10 @@ pub const MOST_STRIPED: usize = 64;
 /// Memtables that one append may fill before it gives up.
 const MOST_ROTATIONS: usize = 8;
 
+/// A memtable is full, too, when the row log has so many times its size of rows: all of that is read after a crash, and written at once
+/// by a flush. Rows have to be wide for it.
+const LOGGED_BY_SIZE: u64 = 16;
+
 /// Bytes of records whose memory is kept from call to call.
 const MOST_KEPT: usize = 1 << 20;
 
@@ -115,6 +119,9 @@ impl<H: Host> Tree<'_, H> {
     fn try_append(&self, rows: &[NewRow<'_>], records: &mut Vec<u8>) -> Result<Option<Appended>> {
         let _rotation = self.shared.rotation.read();
         let view = self.pin();
+        if view.active().logged.load(Relaxed) / LOGGED_BY_SIZE > self.shared.options.memtable_bytes() {
+            return Ok(None);
+        }
         let _stripes = Stripes::lock(self.shared, rows);
         let active = &view.active().table;
         let holds = |row: &NewRow<'_>| {

@@ -468,6 +468,22 @@ fn rows_of_long_keys_go_into_as_many_memtables_as_they_take() {
     assert_eq!(keys.iter().filter(found).count(), 64);
 }
 
+/// However wide the rows are that a memtable has, the log does not have very much of them.
+#[test]
+fn memtables_of_wide_rows_are_frozen_before_they_are_full() {
+    let run = scenarios::calm();
+    let tree = run.tree();
+    let body = vec![7; 8000];
+    let most = 17 * tree.shared().options.memtable_bytes();
+    for key in 0..1000u32 {
+        scenarios::write(&tree, 1, Fate::Committed, &[(&key.to_be_bytes(), Some(&body))]);
+        let log =
+            tree.manifest().log_extents.iter().map(|log| u64::from(log.extent.pages)).sum::<u64>() * PAGE_SIZE as u64;
+        assert!(log <= (tree.pin().frozen.len() as u64 + 1) * most, "{log}");
+    }
+    assert!(tree.shared().counters.rotations.load(Relaxed) > 3);
+}
+
 /// Who reads an extent that is written again is known for as long as it is pinned, and not longer.
 #[test]
 fn a_follower_knows_who_holds_an_extent_that_is_used_again() {
