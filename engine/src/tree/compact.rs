@@ -342,6 +342,8 @@ impl<H: Host> Tree<'_, H> {
                     values.place(&mut row)?;
                     writer.add(&row.as_ref())?;
                     kept.get_or_insert(head.flags.is_tombstone());
+                } else {
+                    self.shared.counters.rows_dropped.fetch_add(1, Relaxed);
                 }
                 dropped_newest |= kept.is_none();
                 rows += 1;

@@ -200,6 +200,8 @@ impl<H: Host> Tree<'_, H> {
                 if let Some(newest @ None) = kept.keys.last_mut() {
                     *newest = Some(head.flags.is_tombstone());
                 }
+            } else {
+                self.shared.counters.rows_dropped.fetch_add(1, Relaxed);
             }
         }
         Ok(writer.finish()?.0)

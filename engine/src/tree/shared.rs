@@ -66,6 +66,8 @@ pub struct Shared<H: Host> {
     /// The superversion of this number from now on finds no memory; 0: each does.
     #[cfg(test)]
     pub refuses: AtomicU64,
+    /// What `rows_dropped` was when the host last began to take what points to such rows out of its own indexes. At first unknown.
+    pub cleaned: AtomicU64,
     /// Newest L0 id of which a tombstone's index entry was purged.
     pub purged: AtomicU64,
     /// Nothing has been written for a while, says the host: merges need not hold back.
@@ -167,6 +169,8 @@ pub struct Counters {
     pub runs_moved: AtomicU64,
     /// Values that merges left out because a newer run outside of them holds a version that everybody sees.
     pub stale_dropped: AtomicU64,
+    /// Row versions that flushes and merges left out, for whatever reason.
+    pub rows_dropped: AtomicU64,
     pub stalls: AtomicU64,
     pub gets: AtomicU64,
     pub runs_looked_into: AtomicU64,
@@ -239,6 +243,7 @@ impl<H: Host> Shared<H> {
             overdue: AtomicBool::new(false),
             #[cfg(test)]
             refuses: AtomicU64::new(0),
+            cleaned: AtomicU64::new(u64::MAX),
             purged: AtomicU64::new(0),
             at_rest: AtomicBool::new(false),
             tidy: AtomicBool::new(false),

@@ -12,18 +12,24 @@ use pgrx::iter::TableIterator;
 use pgrx::pg_sys;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
+use std::ffi::CStr;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Opens a table of ours, and closes it when the work is done. After an error PostgreSQL closes it.
 pub(super) fn with_table<T>(
     table: Oid,
     lock: u32,
-    allowed: impl FnOnce(Oid) -> pg_sys::AclResult::Type,
+    allowed: fn(Oid) -> pg_sys::AclResult::Type,
     work: impl FnOnce(&Open) -> T,
 ) -> T {
     startup::require();
-    // SAFETY: opened and closed here.
+    // SAFETY: opened and closed here; a name from the catalog is the caller's.
     unsafe {
+        // Who may not do it does not wait for a lock, nor lets others wait.
+        let name = pg_sys::get_rel_name(table);
+        if !name.is_null() {
+            require(allowed(table), &CStr::from_ptr(name).to_string_lossy());
+        }
         let rel = pg_sys::relation_open(table, lock as i32);
         let name = error::relation_name(rel);
         if !catalog::is_our_table(rel) {
@@ -33,19 +39,20 @@ pub(super) fn with_table<T>(
                 Some("The tables are listed in the view loosekv.stats."),
             );
         }
-        if allowed(table) != pg_sys::AclResult::ACLCHECK_OK {
-            error::raise(
-                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
-                format!("permission denied for table {name}"),
-                None,
-            );
-        }
+        require(allowed(table), &name);
         let result = {
             let open = Open::new(rel);
             work(&open)
         };
         pg_sys::relation_close(rel, lock as i32);
         result
+    }
+}
+
+fn require(right: pg_sys::AclResult::Type, table: &str) {
+    if right != pg_sys::AclResult::ACLCHECK_OK {
+        let denied = format!("permission denied for table {table}");
+        error::raise(PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE, denied, None);
     }
 }
 
@@ -85,7 +92,7 @@ pub(super) fn may_look(table: Oid) -> pg_sys::AclResult::Type {
     }
 }
 
-fn not_in_recovery(command: &std::ffi::CStr) {
+fn not_in_recovery(command: &CStr) {
     // SAFETY: raises an error on a standby; the text is constant.
     unsafe { pg_sys::PreventCommandDuringRecovery(command.as_ptr()) };
 }

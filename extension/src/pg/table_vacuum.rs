@@ -26,11 +26,16 @@ pub unsafe extern "C-unwind" fn vacuum(
         flush(&open);
         merge(&open, false);
         settle(&open);
-        let cleanup = (*params).index_cleanup != pg_sys::VacOptValue::VACOPTVALUE_DISABLED;
         let has_indexes = (*(*rel).rd_rel).relhasindex;
         let rows = live_rows(&open);
-        if cleanup && has_indexes {
-            clean_indexes(rel, oldest, rows, strategy);
+        if has_indexes && (*params).index_cleanup != pg_sys::VacOptValue::VACOPTVALUE_DISABLED {
+            let forced = (*params).index_cleanup == pg_sys::VacOptValue::VACOPTVALUE_ENABLED;
+            let dropped = open.tree.rows_dropped();
+            let needed = forced || dropped != open.tree.cleaned() || open.tree.may_have_dead();
+            clean_indexes(rel, oldest, rows, strategy, needed);
+            if needed {
+                open.tree.note_cleaned(dropped);
+            }
         }
         let frozen = frozen_below(&open, oldest);
         let pages = super::table_scan::virtual_blocks(&open);
@@ -134,7 +139,8 @@ fn frozen_below(open: &Open, oldest: u64) -> u64 {
     [Some(oldest), unsettled, in_memory].into_iter().flatten().min().unwrap_or(oldest)
 }
 
-unsafe fn clean_indexes(rel: Relation, oldest: u64, rows: f64, strategy: pg_sys::BufferAccessStrategy) {
+/// `needed`: they may have entries of rows that are gone, or dead. Finding them takes a pass over each index, and one over the table.
+unsafe fn clean_indexes(rel: Relation, oldest: u64, rows: f64, strategy: pg_sys::BufferAccessStrategy, needed: bool) {
     // SAFETY: the relation is open; its indexes are locked as VACUUM locks them.
     unsafe {
         let lock = pg_sys::RowExclusiveLock as i32;
@@ -147,7 +153,7 @@ unsafe fn clean_indexes(rel: Relation, oldest: u64, rows: f64, strategy: pg_sys:
                 let pages = u32::try_from((*(*index).rd_rel).relpages).unwrap_or(0);
                 update_index(index, pages, rows);
             } else {
-                let dead = dead.get_or_insert_with(|| DeadRows::find(Open::new(rel), oldest));
+                let dead = needed.then(|| dead.get_or_insert_with(|| DeadRows::find(Open::new(rel), oldest)));
                 clean_index(index, dead, rows, strategy);
             }
         }
@@ -155,7 +161,7 @@ unsafe fn clean_indexes(rel: Relation, oldest: u64, rows: f64, strategy: pg_sys:
     }
 }
 
-unsafe fn clean_index(index: Relation, dead: &mut DeadRows, rows: f64, strategy: pg_sys::BufferAccessStrategy) {
+unsafe fn clean_index(index: Relation, dead: Option<&mut DeadRows>, rows: f64, strategy: pg_sys::BufferAccessStrategy) {
     // SAFETY: the index and its table are open; the state lives until the calls are over.
     unsafe {
         let mut info = pg_sys::IndexVacuumInfo {
@@ -167,8 +173,10 @@ unsafe fn clean_index(index: Relation, dead: &mut DeadRows, rows: f64, strategy:
             num_heap_tuples: rows,
             strategy,
         };
-        let state = std::ptr::from_mut(dead).cast::<c_void>();
-        let stats = pg_sys::index_bulk_delete(&mut info, std::ptr::null_mut(), Some(is_dead), state);
+        let stats = dead.map_or(std::ptr::null_mut(), |dead| {
+            let state = std::ptr::from_mut(dead).cast::<c_void>();
+            pg_sys::index_bulk_delete(&mut info, std::ptr::null_mut(), Some(is_dead), state)
+        });
         let stats = pg_sys::index_vacuum_cleanup(&mut info, stats);
         if !stats.is_null() && !(*stats).estimated_count {
             update_index(index, (*stats).num_pages, (*stats).num_index_tuples);
