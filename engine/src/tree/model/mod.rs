@@ -104,7 +104,7 @@ impl Run {
         let shared = Tree::load(&host, &options).unwrap();
         let follower = Tree::load_to_follow(&host, &smaller(&options)).unwrap();
         let run = Run { cursors: Vec::new(), shared, follower, host, sweep: SweepCursor::new() };
-        run.change_budget();
+        steps::change_budget(&run.tree());
         if trouble == Trouble::Faulty {
             run.host.world.borrow_mut().faults.percent = 1;
         }
@@ -122,7 +122,8 @@ impl Run {
     fn step(&mut self) {
         let tree = self.tree();
         match self.below(1000) {
-            0..=439 => steps::write(&tree),
+            0..=429 => steps::write(&tree),
+            430..=439 => steps::look_out(&tree),
             440..=449 => steps::batch(&tree),
             450..=529 => self.host.world.borrow_mut().end_writer(),
             530..=699 => steps::get(&tree),
@@ -143,6 +144,7 @@ impl Run {
             988..=992 => check::space(&tree),
             993..=995 => self.follow(),
             996 => steps::survey(&tree),
+            997 => steps::merge_piled_up(&tree),
             _ => steps::rows(&tree),
         }
     }
@@ -181,22 +183,11 @@ impl Run {
     }
 
     fn change_limits(&self) {
-        self.change_budget();
+        steps::change_budget(&self.tree());
         let mut world = self.host.world.borrow_mut();
         if world.faults.percent > 0 {
             world.change_room();
         }
-    }
-
-    /// More memory for the key index, or less than it takes now, or about as much.
-    fn change_budget(&self) {
-        let budget = &self.host.budgets.key_index;
-        let limit = match self.below(6) {
-            0 => self.below(100) * 64,
-            1 | 2 => (budget.used.load(Relaxed) + self.below(400)).saturating_sub(200),
-            _ => u64::MAX,
-        };
-        budget.limit.store(limit, Relaxed);
     }
 
     /// Opens a cursor that stays open over other steps, or moves one.
@@ -239,6 +230,7 @@ impl Run {
             _ => {}
         }
         for _ in 0..self.below(20) {
+            steps::in_between(&self.tree(), crate::mutation::Pause::Pinned);
             if !open.step(&self.tree()) {
                 break;
             }

@@ -5,12 +5,14 @@ use super::check;
 use super::host::TestHost;
 use super::world::{Snapshot, World, Written};
 use crate::error::{Error, Result};
+use crate::key_index::SweepCursor;
 use crate::mutation::Pause;
 use crate::tree::{Direction, Hint, Looked, NewRow, Observed, Tree};
 use crate::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
 use std::cell::RefMut;
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::atomic::Ordering::Relaxed;
 
 type T<'a> = Tree<'a, TestHost>;
 
@@ -45,7 +47,7 @@ pub(super) fn in_between(tree: &T<'_>, at: Pause) {
     world(tree).depth += 1;
     world(tree).acts += 1;
     for _ in 0..1 + world_below(tree, 3) {
-        match world_below(tree, 12) {
+        match world_below(tree, 20) {
             0..=3 => write(tree),
             4 => world(tree).end_writer(),
             5 => get(tree),
@@ -54,7 +56,15 @@ pub(super) fn in_between(tree: &T<'_>, at: Pause) {
             9 if world_below(tree, 3) == 0 => sink(tree),
             9 => merge(tree),
             10 => scan(tree),
-            _ => rows(tree),
+            11 => rows(tree),
+            12 | 13 => drop(rebuild(tree)),
+            14 => sweep(tree, &mut SweepCursor::new()),
+            15 => change_budget(tree),
+            16 => settle(tree),
+            17 if world_below(tree, 3) == 0 => survey(tree),
+            17 => merge_piled_up(tree),
+            18 => look_out(tree),
+            _ => batch(tree),
         }
     }
     world(tree).depth -= 1;
@@ -110,6 +120,22 @@ fn merge_some(tree: &T<'_>) {
     maintain(tree, "merge of some", job);
 }
 
+/// Merges what has piled up in the first level.
+pub(super) fn merge_piled_up(tree: &T<'_>) {
+    maintain(tree, "merge of what has piled up", || tree.merge_piled_up());
+}
+
+/// More memory for the key index, or less than it takes now, or about as much.
+pub(super) fn change_budget(tree: &T<'_>) {
+    let budget = &tree.host.budgets.key_index;
+    let limit = match world_below(tree, 6) {
+        0 => world_below(tree, 100) * 64,
+        1 | 2 => (budget.used.load(Relaxed) + world_below(tree, 400)).saturating_sub(200),
+        _ => u64::MAX,
+    };
+    budget.limit.store(limit, Relaxed);
+}
+
 /// Moves pages of a run down.
 pub(super) fn sink(tree: &T<'_>) {
     maintain(tree, "sink", || tree.sink_one(1));
@@ -129,8 +155,29 @@ pub(super) fn rebuild(tree: &T<'_>) -> bool {
     maintain(tree, "rebuild", || tree.rebuild_index()) == Some(true)
 }
 
-pub(super) fn sweep(tree: &T<'_>, cursor: &mut crate::key_index::SweepCursor) {
+pub(super) fn sweep(tree: &T<'_>, cursor: &mut SweepCursor) {
     maintain(tree, "sweep", || Ok(tree.sweep_tombstones(cursor)));
+}
+
+/// What was observed of a key, to be appended to later: so many rows there were before.
+#[derive(Clone)]
+pub(in crate::tree) struct Kept {
+    key: Vec<u8>,
+    expect: Observed,
+    rows_before: RowId,
+}
+
+/// Observes a key, for one who will write long after.
+pub(super) fn look_out(tree: &T<'_>) {
+    let (key, rows_before) = (world(tree).key(), tree.next_row_id());
+    let unread = world(tree).random.chance(50);
+    let Some(expect) = (if unread { observe_or_leave(tree, &key) } else { observe(tree, &key) }) else { return };
+    let mut world = world(tree);
+    if world.kept.len() >= 8 {
+        let at = world.random.below(8) as usize;
+        world.kept.swap_remove(at);
+    }
+    world.kept.push(Kept { key, expect, rows_before });
 }
 
 /// What is known of a key, to be appended to.
@@ -161,11 +208,23 @@ pub(super) fn write(tree: &T<'_>) {
     if world(tree).appending {
         return;
     }
-    let key = world(tree).key();
+    let kept = {
+        let mut world = world(tree);
+        let count = world.kept.len() as u64;
+        let at = (count > 0 && world.random.chance(10)).then(|| world.random.below(count));
+        at.map(|at| world.kept.swap_remove(at as usize))
+    };
+    let key = kept.as_ref().map_or_else(|| world(tree).key(), |kept| kept.key.clone());
     let Some(mine) = world(tree).writer_for(&key) else { return };
-    let (rows_before, acts) = (tree.next_row_id(), world(tree).acts);
-    let unread = world(tree).random.chance(50);
-    let Some(expect) = (if unread { observe_or_leave(tree, &key) } else { observe(tree, &key) }) else { return };
+    let (acts, old) = (world(tree).acts, kept.is_some());
+    let Some(Kept { expect, rows_before, .. }) = kept.or_else(|| {
+        let rows_before = tree.next_row_id();
+        let unread = world(tree).random.chance(50);
+        let expect = (if unread { observe_or_leave(tree, &key) } else { observe(tree, &key) })?;
+        Some(Kept { key: key.clone(), expect, rows_before })
+    }) else {
+        return;
+    };
     if world(tree).random.chance(20) {
         in_between(tree, Pause::FlushWritten);
     }
@@ -174,7 +233,7 @@ pub(super) fn write(tree: &T<'_>) {
     if !world(tree).may_write(mine, &key) {
         return;
     }
-    let newest = world(tree).history.get(&key).and_then(|v| v.last()).map(|v| v.row);
+    let newest = newest_of(&world(tree), &key);
     let overtaken = newest.filter(|row| *row >= rows_before && expect.newest != Some(*row));
     let (tombstone, speculative) = {
         let mut world = world(tree);
@@ -194,7 +253,7 @@ pub(super) fn write(tree: &T<'_>) {
     let row = Row { key: key.clone(), body, writer: mine, flags };
     match append(tree, &[row], Some(&[expect])) {
         None => {}
-        Some(0) => assert!(world(tree).acts != acts, "nobody came in between"),
+        Some(0) => assert!(old || world(tree).acts != acts, "nobody came in between"),
         Some(_) => {
             assert!(
                 overtaken.is_none(),
@@ -263,6 +322,9 @@ fn append(tree: &T<'_>, rows: &[Row], expect: Option<&[Observed]>) -> Option<usi
 
 /// Many rows at once, some of them of one key, with expectations or without.
 pub(super) fn batch(tree: &T<'_>) {
+    if world(tree).appending {
+        return;
+    }
     let (count, expecting) = (2 + world_below(tree, 80), world(tree).random.chance(50));
     let mut taken = BTreeMap::<Vec<u8>, u64>::new();
     let (mut rows, mut expect) = (Vec::new(), Vec::new());
@@ -304,15 +366,17 @@ pub(super) fn batch(tree: &T<'_>) {
     assert!(!expecting || rows.iter().take(written).all(|r| seen.insert(r.key.clone())), "a key twice");
 }
 
+/// The newest version of the key whose writer has not aborted.
+fn newest_of(world: &World, key: &[u8]) -> Option<RowId> {
+    let versions = world.history.get(key).map(Vec::as_slice).unwrap_or_default();
+    let newest = versions.iter().rev().find(|version| world.fate(Writer(version.writer)) != Fate::Aborted);
+    newest.map(|version| version.row)
+}
+
 /// Where a row that a scan has found is still as the scan observed it, it is the newest version of its key.
 pub(super) fn check_observed(tree: &T<'_>, (key, row, observed): &(Vec<u8>, RowId, Observed)) {
     if tree.renew(key, *observed).is_some() {
-        let newest = {
-            let world = world(tree);
-            let versions = world.history.get(key).map(Vec::as_slice).unwrap_or_default();
-            let newest = versions.iter().rev().find(|version| world.fate(Writer(version.writer)) != Fate::Aborted);
-            newest.map(|version| version.row)
-        };
+        let newest = newest_of(&world(tree), key);
         let story = || check::story(tree, key);
         assert!(
             newest == Some(*row),
@@ -382,6 +446,7 @@ fn check_apart(tree: &T<'_>, direction: Direction, snapshot: &Snapshot) {
     let mut choose = |head: &Head, _: &Hint<'_>| snapshot.choose(&tree.host.world.borrow(), head);
     for mut cursor in parts {
         loop {
+            in_between(tree, Pause::Pinned);
             let next = cursor.next_in_place(tree, snapshot.sees_below(), &mut choose);
             let Some(next) = tolerate(tree, "scan", next) else { return };
             if !next {
@@ -410,6 +475,7 @@ pub(super) fn check_scan(
     let (mut got, mut out) = (Vec::new(), RowBuf::default());
     let mut choose = once(tree, snapshot);
     loop {
+        in_between(tree, Pause::Pinned);
         let next = cursor.next_in_place(tree, snapshot.sees_below(), &mut choose);
         if next.as_ref().is_ok_and(|next| *next) {
             out.set(&cursor.row());
@@ -477,6 +543,7 @@ pub(super) fn survey(tree: &T<'_>) {
         });
         let Some(next) = tolerate(tree, "survey", next) else { return };
         from = next;
+        in_between(tree, Pause::IndexRead);
     }
     assert!(!expected || older == 0 || world(tree).acts != acts, "{older} versions are not expected");
     let after = world(tree).live();

@@ -1,5 +1,6 @@
 //! The world of the model: what a crash leaves, the writers and their fates, the snapshots, and all that was ever written.
 
+use super::steps::Kept;
 use crate::error::{Error, Result};
 use crate::page::PageBuf;
 use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, RowId, Verdict, Writer, MAX_KEY};
@@ -107,6 +108,8 @@ pub(in crate::tree) struct World {
     pub snapshots: BTreeMap<u64, Snapshot>,
     next_snapshot: u64,
     pub history: BTreeMap<Vec<u8>, Vec<Written>>,
+    /// What was observed of keys, for those who write long after.
+    pub kept: Vec<Kept>,
     /// Keys in use.
     pub keys: u64,
     /// So many runs are to come in the midst of merges.
@@ -149,6 +152,7 @@ impl World {
             snapshots: BTreeMap::new(),
             next_snapshot: 0,
             history: BTreeMap::new(),
+            kept: Vec::new(),
             keys: 1,
             to_come: 0,
             read_evicted: None,
@@ -287,6 +291,7 @@ impl World {
     /// The machine went down: nothing in memory is left.
     pub fn crash(&mut self) {
         self.snapshots.clear();
+        self.kept.clear();
         for fate in self.fates.values_mut().filter(|f| **f == Fate::InProgress) {
             *fate = Fate::Aborted;
         }
