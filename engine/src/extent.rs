@@ -119,6 +119,18 @@ impl FreeSpace {
         if let Some(at) = self.pieces.iter().position(|p| p.pages >= pages) {
             return Ok(self.cut(at, pages));
         }
+        self.take_new(pages)
+    }
+
+    /// As [`FreeSpace::take`], but as many pages as `spared` stay free, or new ones are taken.
+    pub fn take_sparing(&mut self, pages: u32, spared: u32) -> Result<Extent> {
+        match self.beyond(spared) >= pages {
+            true => self.take(pages),
+            false => self.take_new(pages),
+        }
+    }
+
+    fn take_new(&mut self, pages: u32) -> Result<Extent> {
         let room = MAX_PAGES - self.high;
         if room < pages {
             return Err(Error::NoSpace(format!("{pages} more pages exceed the highest page number")));

@@ -5,7 +5,8 @@
 //!
 //! The store reaches to the end of whatever is handed out: it grows when an extent is taken that stands past its end. Where it
 //! cannot, for the disk is full, the free space is as it was before, and what is asked for is looked for in smaller pieces
-//! of the free pages that there are.
+//! of the free pages that there are. Until it has grown again, what is under construction takes few pages at a time: a guess
+//! that is too high must not leave the value log, or the manifest, without the pages that give others back.
 
 use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
@@ -21,6 +22,8 @@ use loosekv_shm::scope;
 
 /// Smallest free piece that is used for part of a larger allocation.
 const LEAST_PIECE: u32 = 32;
+/// Pages that something under construction takes at once on a full disk, at least.
+const FEW_TAKEN: u32 = 8;
 /// A slice of a merge is made of about so many pieces, at most.
 const PIECES_OF_SLICE: u32 = 4;
 /// So many extents of the log may be small, for want of room: the meta page names them all.
@@ -42,6 +45,11 @@ pub(super) fn most_taken(most: u32, pieces: usize) -> u32 {
     doubled(most, pieces, EXTENTS_A_DOUBLING)
 }
 
+/// The same on a full disk.
+pub(super) fn few_taken(pieces: usize) -> u32 {
+    most_taken(FEW_TAKEN, pieces)
+}
+
 /// Pages of the next extent of the log, of whose generation extents have so many already, at least `least`. They grow with the generation,
 /// and beyond what a tail may well leave unused with the number of all extents, which the meta page has to name.
 fn log_extent(held: u32, least: u32, extents: usize) -> u32 {
@@ -57,8 +65,23 @@ impl Ledger {
     }
 
     /// For writers on a full disk: pages of the log, for as many have to stay free. So a flush finds room, and gives some back.
+    /// (They take others as long as the store may grow, for all that anybody knows.)
     pub(super) fn logged(&self) -> u32 {
         self.manifest.log_extents.iter().map(|log| log.extent.pages).fold(0, u32::saturating_add)
+    }
+
+    /// As many pages have to stay free, as far as is known, when a writer takes some.
+    pub(super) fn spared(&self) -> u32 {
+        if self.full {
+            self.logged()
+        } else {
+            0
+        }
+    }
+
+    /// For what is under construction on a full disk: as many pages have to stay free, or its flip finds no room for the manifest.
+    fn for_the_flip(&self) -> u32 {
+        BodyRef::pages(self.body.len()) + 1
     }
 
     /// Extents that the meta page names.
@@ -67,38 +90,60 @@ impl Ledger {
     }
 }
 
+/// How things are when pages are taken for something under construction.
+struct Now {
+    /// Extents that the meta page names.
+    named: usize,
+    full: bool,
+    /// So many pages are to stay free on a full disk.
+    spared: u32,
+}
+
 impl<H: Host> Tree<'_, H> {
     /// Takes `pages` of the page store for something under construction, in pieces of at least so many, or more where the meta page names
-    /// many already; see [`Building`].
-    fn take_extents(&self, pages: u32, least: u32) -> Result<Vec<Extent>> {
-        let instead =
-            |free: &mut FreeSpace, end| Some(free.take_pieces_inside(end, pages)).filter(|got| !got.is_empty());
-        let scattered =
-            |free: &mut FreeSpace, named| free.take_scattered(pages, doubled(least, named, NAMED_A_DOUBLING));
+    /// many already; on a full disk up to `few` of them. See [`Building`].
+    fn take_extents(&self, pages: u32, few: u32, least: u32) -> Result<Vec<Extent>> {
+        let few = few.min(pages);
+        let scattered = |free: &mut FreeSpace, now: &Now| match now.full {
+            true => free.take_sparing(few, now.spared).map(|extent| vec![extent]),
+            false => free.take_scattered(pages, doubled(least, now.named, NAMED_A_DOUBLING)),
+        };
+        let instead = |free: &mut FreeSpace, end, spared| {
+            let got = free.take_pieces_inside(end, few.min(free.beyond(spared)));
+            Some(got).filter(|got| !got.is_empty())
+        };
         self.take_with(scattered, instead)
     }
 
     /// As [`Tree::take_extents`], in one piece; `least` will do where there is no room for more.
-    pub(super) fn take_extent(&self, least: u32, pages: u32) -> Result<Extent> {
-        let instead = |free: &mut FreeSpace, end| free.take_inside(end, least, pages).map(|extent| [extent]);
-        self.take_with(|free, _| Ok([free.take(pages)?]), instead).map(|[extent]| extent)
+    pub(super) fn take_extent(&self, least: u32, few: u32, pages: u32) -> Result<Extent> {
+        let few = few.max(least).min(pages);
+        let take = |free: &mut FreeSpace, now: &Now| match now.full {
+            true => free.take_sparing(few, now.spared).map(|extent| [extent]),
+            false => free.take(pages).map(|extent| [extent]),
+        };
+        let instead = |free: &mut FreeSpace, end, spared| {
+            free.take_inside(end, least, few.min(free.beyond(spared))).map(|extent| [extent])
+        };
+        self.take_with(take, instead).map(|[extent]| extent)
     }
 
     /// Takes `pages` below the page `mark`; nothing, if there are too few.
     pub(super) fn take_below(&self, mark: u32, pages: u32, least: u32) -> Result<Vec<Extent>> {
-        self.take_with(|free, _| Ok(free.take_below(mark, pages, least)), |_, _| None)
+        self.take_with(|free, _| Ok(free.take_below(mark, pages, least)), |_, _, _| None)
     }
 
-    /// `take` is told how many extents the meta page names.
+    /// `instead` is told the end of the store, and how many pages are to stay free.
     fn take_with<T: AsMut<[Extent]>>(
         &self,
-        take: impl FnOnce(&mut FreeSpace, usize) -> Result<T>,
-        instead: impl FnOnce(&mut FreeSpace, u32) -> Option<T>,
+        take: impl FnOnce(&mut FreeSpace, &Now) -> Result<T>,
+        instead: impl FnOnce(&mut FreeSpace, u32, u32) -> Option<T>,
     ) -> Result<T> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
-        let named = ledger.named();
-        let mut got = self.take_reached(&mut ledger, |free| take(free, named), instead)?;
+        let now = Now { named: ledger.named(), full: ledger.full, spared: ledger.for_the_flip() };
+        let instead = |free: &mut FreeSpace, end| instead(free, end, now.spared);
+        let mut got = self.take_reached(&mut ledger, |free| take(free, &now), instead)?;
         let taken = got.as_mut();
         let mut seq = ledger.manifest.next_seq;
         for extent in taken.iter_mut() {
@@ -135,7 +180,10 @@ impl<H: Host> Tree<'_, H> {
         let taken = got.as_mut();
         let end = taken.iter().map(|extent| extent.end().0).max().unwrap_or(0);
         match self.host.extend(end) {
-            Ok(()) => Ok(got),
+            Ok(()) => {
+                ledger.full &= end <= before;
+                Ok(got)
+            }
             Err(failed) => self.take_instead(ledger, before, taken, failed, instead),
         }
     }
@@ -151,6 +199,7 @@ impl<H: Host> Tree<'_, H> {
     ) -> Result<T> {
         // After any other failure the host is not to be asked.
         let full = matches!(failed, Error::NoSpace(_));
+        ledger.full |= full;
         let end = if full { self.host.pages().ok() } else { None };
         let found = scope::with(|| {
             taken.iter().for_each(|extent| ledger.free.give(*extent));
@@ -318,11 +367,11 @@ impl<H: Host> Tree<'_, H> {
             ledger.manifest.log_extents.iter().filter(|l| l.generation == generation).map(|l| l.extent.pages).sum();
         let pages = log_extent(held, least, ledger.manifest.log_extents.len());
         let small = if ledger.manifest.log_extents.len() < SMALL_LOG_EXTENTS { 1 } else { pages };
-        let logged = ledger.logged();
+        let (logged, spared) = (ledger.logged(), ledger.spared());
         let instead = |free: &mut FreeSpace, end| {
             free.take_inside(end, small, pages.min(free.beyond(logged))).map(|extent| [extent])
         };
-        let [mut extent] = self.take_reached(&mut ledger, |free| Ok([free.take(pages)?]), instead)?;
+        let [mut extent] = self.take_reached(&mut ledger, |free| Ok([free.take_sparing(pages, spared)?]), instead)?;
         let mut next = ledger.manifest.clone();
         extent.seq = next.next_seq;
         next.next_seq = ExtentSeq(extent.seq.0 + 1);
@@ -413,7 +462,7 @@ fn first_taken(estimate: u64) -> u32 {
 impl<'t, 'a, H: Host> Building<'t, 'a, H> {
     pub fn new(tree: &'t Tree<'a, H>, estimate: u64, memory: usize) -> Result<Self> {
         let least = LEAST_PIECE;
-        let taken = tree.take_extents(first_taken(estimate), least)?;
+        let taken = tree.take_extents(first_taken(estimate), few_taken(0), least)?;
         let batch = Vec::with_capacity(BATCH);
         Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, memory, least, estimate })
     }
@@ -444,7 +493,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
             let most =
                 u64::from(most_taken(MOST_TAKEN, self.taken.len())).min(self.estimate.saturating_sub(sofar.into()));
             let most = u32::try_from(most).unwrap_or(u32::MAX).max(MOST_TAKEN);
-            let more = self.tree.take_extents((sofar / 2).clamp(32, most), self.least)?;
+            let more = self.tree.take_extents((sofar / 2).clamp(32, most), few_taken(self.taken.len()), self.least)?;
             self.taken.extend(more);
         }
         Ok(())
@@ -486,7 +535,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
     pub fn go_on(&mut self, estimate: u64) -> Result<()> {
         // What a merge gives back are small pieces at first. They grow together, and a run of fewer is read faster.
         self.least = LEAST_PIECE.max(first_taken(estimate) / PIECES_OF_SLICE);
-        self.taken = self.tree.take_extents(first_taken(estimate), self.least)?;
+        self.taken = self.tree.take_extents(first_taken(estimate), few_taken(0), self.least)?;
         self.estimate = estimate;
         Ok(())
     }

@@ -96,6 +96,8 @@ pub struct Ledger {
     /// The manifest's body, as it was last written.
     pub body: Vec<u8>,
     pub free: FreeSpace,
+    /// There was no room on the disk when the store was last to grow.
+    pub full: bool,
     /// Given up by a flip, but superversions that name them may still be pinned.
     pub limbo: Vec<Limbo>,
     /// Out of limbo, but readers elsewhere may need them.
@@ -227,6 +229,7 @@ impl<H: Host> Shared<H> {
                 held: Vec::new(),
                 freed,
                 reuse_told: 0,
+                full: false,
                 body_sinks: false,
                 values: ValueSpace::default(),
             }),

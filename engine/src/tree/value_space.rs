@@ -140,7 +140,8 @@ impl<H: Host> Tree<'_, H> {
         let shared = (held / 16).clamp(LEAST_SHARED, MOST_SHARED) as u32;
         let own = pages > shared / 4;
         let (want, before) = (if own { pages } else { shared }, ledger.free.high());
-        let mut extent = scope::with(|| ledger.free.take(want))?;
+        let spared = ledger.spared();
+        let mut extent = scope::with(|| ledger.free.take_sparing(want, spared))?;
         let mut grown = Ok(());
         if own {
             // A large extent: others need not wait until the file has grown by so much.
@@ -152,6 +153,8 @@ impl<H: Host> Tree<'_, H> {
             let logged = ledger.logged();
             let instead = |free: &mut FreeSpace, end| free.take_inside(end, pages, want.min(free.beyond(logged)));
             extent = self.take_instead(&mut ledger, before, &[extent], failed, instead)?;
+        } else {
+            ledger.full &= extent.end().0 <= before;
         }
         let full = ledger.values.filling.filter(|_| !own);
         let tail = full.map(|f| rest(f.extent, f.used));

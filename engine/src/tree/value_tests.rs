@@ -448,3 +448,35 @@ fn a_body_that_is_too_long_is_refused() {
     assert!(said.contains("1073741825 bytes"), "{said}");
     assert_eq!(table.value_pages(), 0);
 }
+
+/// On a full disk a flush takes the pages that it needs, not those that it might: else it would never end, and give nothing back.
+#[test]
+fn a_flush_finds_its_room_on_a_full_disk() {
+    let table = Table::new();
+    let bodies = |round: u8| (0..5u8).map(move |key| ([key], vec![round; 3000]));
+    let pages = || table.host.world.borrow().disk.pages.len();
+    // Of so many versions few are left.
+    let put_all = |rounds: std::ops::Range<u8>| {
+        for (key, body) in rounds.flat_map(bodies) {
+            table.put(&key, &body);
+        }
+    };
+    put_all(0..60);
+    // Some pages are free, in one piece, and there will be no more.
+    let (tree, spare) = (table.tree(), 14);
+    let free = tree.take_extent(spare, spare, spare).unwrap();
+    tree.give_extents(&[free]);
+    table.host.world.borrow_mut().room = Some(pages());
+    tree.rotate().unwrap();
+    // The first time it may not know yet that the disk is full.
+    let flushed = (0..2).any(|_| tree.flush_one().is_ok());
+    assert!(flushed, "{:?} free", tree.shared().space());
+    bodies(59).for_each(|(key, body)| assert_eq!(table.get(&key), Some(body)));
+    assert_eq!(pages(), table.host.world.borrow().room.unwrap());
+    // Room again: the store grows.
+    table.host.world.borrow_mut().room = None;
+    put_all(60..200);
+    tree.rotate().unwrap();
+    assert!(tree.flush_one().unwrap());
+    bodies(199).for_each(|(key, body)| assert_eq!(table.get(&key), Some(body)));
+}

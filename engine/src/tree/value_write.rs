@@ -8,7 +8,7 @@ use crate::manifest::ValueUse;
 use crate::options::MAX_INLINE_ROW;
 use crate::page::{PageBuf, PageKind, CAPACITY, CONTENT};
 use crate::row::{max_record_len, ValuePointer};
-use crate::tree::ledger::most_taken;
+use crate::tree::ledger::{few_taken, most_taken};
 use crate::tree::value_log::MAX_VALUE;
 use crate::tree::{Appended, NewRow, Tree};
 use crate::types::{Extent, ExtentSeq, Flags, PageNo, RowBuf, RowId};
@@ -195,7 +195,7 @@ impl<'t, 'a, H: Host> ValueWriter<'t, 'a, H> {
             };
             let pages = pages_of(self.expected).clamp(LEAST_TAKEN, most).max(pages_of(length));
             let pages = u32::try_from(pages).map_err(|_| too_long(length))?;
-            let extent = self.tree.take_extent(pages_of(length) as u32, pages)?;
+            let extent = self.tree.take_extent(pages_of(length) as u32, few_taken(self.taken.len()), pages)?;
             self.taken.push(extent);
             self.filler = Some(Filler::new(extent));
         }

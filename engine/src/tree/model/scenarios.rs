@@ -667,7 +667,7 @@ fn a_full_disk_is_used_up() {
     let before = run.tree().shared().space();
     assert_eq!((before.1, before.2), (u64::from(pages(&run)), 0));
     for least in [before.0 as u32 + 1, 100_000] {
-        let refused = run.tree().take_extent(least, least);
+        let refused = run.tree().take_extent(least, least, least);
         assert!(matches!(refused, Err(Error::NoSpace(_))), "{refused:?}");
         let refused = run.tree().take_value_pages(least, L0Id(3));
         assert!(matches!(refused, Err(Error::NoSpace(_))), "{refused:?}");
@@ -681,14 +681,14 @@ fn a_full_disk_is_used_up() {
     }
     // Of what is asked for as much is had as there is.
     let free = run.tree().shared().space().0 as u32;
-    let some = run.tree().take_extent(1, free + 1).unwrap();
+    let some = run.tree().take_extent(1, free + 1, free + 1).unwrap();
     assert!(some.pages > 0 && some.end().0 <= pages(&run));
     run.tree().give_extents(&[some]);
     check::space(&run.tree());
     // Some pages more are handed out, and not written to.
     run.host.world.borrow_mut().room = None;
     let tall = pages(&run);
-    let unwritten = run.tree().take_extent(500, 500).unwrap();
+    let unwritten = run.tree().take_extent(500, 500, 500).unwrap();
     run.host.world.borrow_mut().disk.pages.truncate(tall as usize);
     assert!(unwritten.end().0 > tall);
     run.host.world.borrow_mut().room = Some(tall as usize);
