@@ -470,7 +470,7 @@ pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64, rows: u
 
 fn as_generation(bytes: u64, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
     scope::with(|| match make() {
-        Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0) })),
+        Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0), apart: AtomicU64::new(0) })),
         None => Err(Error::no_memory(Consumer::Memtable, bytes)),
     })
 }

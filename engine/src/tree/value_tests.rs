@@ -449,6 +449,20 @@ fn a_body_that_is_too_long_is_refused() {
     assert_eq!(table.value_pages(), 0);
 }
 
+/// Large values fill no memtable, and what they leave behind is found when it is flushed.
+#[test]
+fn large_values_that_are_overwritten_do_not_pile_up() {
+    let table = Table::new();
+    let body = vec![5; 1 << 20];
+    for _ in 0..400 {
+        table.put(b"a", &body);
+        // As a host does in the background.
+        table.tree().flush_one().unwrap();
+    }
+    let pages = table.host.world.borrow().disk.pages.len();
+    assert!(pages * PAGE_SIZE < 200 << 20, "{pages} pages");
+}
+
 /// On a full disk a flush takes the pages that it needs, not those that it might: else it would never end, and give nothing back.
 #[test]
 fn a_flush_finds_its_room_on_a_full_disk() {

@@ -299,6 +299,7 @@ impl<H: Host> Tree<'_, H> {
         });
         let appended = self.append_rows(&pointed.collect::<Vec<_>>())?;
         self.shared.counters.bytes_written.fetch_add(bytes, Relaxed);
+        self.pin().active().apart.fetch_add(bytes, Relaxed);
         drop(view);
         Ok(appended)
     }

@@ -25,6 +25,8 @@ pub struct Generation {
     pub table: Memtable,
     /// Bytes of keys and bodies in the row log.
     pub logged: AtomicU64,
+    /// Bytes of bodies in the value log to which its rows point, since it was loaded.
+    pub apart: AtomicU64,
 }
 
 pub struct SuperVersion {

@@ -16,7 +16,7 @@ use crate::mutation::{on, Mutation::I2ExpectationIgnored, Mutation::I2LaterRunsI
 use crate::row::encode_record;
 use crate::tree::read::Pages;
 use crate::tree::shared::{Shared, STRIPES};
-use crate::tree::version::{Edit, SuperVersion};
+use crate::tree::version::{Edit, Generation, SuperVersion};
 use crate::tree::{Appended, NewRow, Observed, Tree};
 use crate::types::{Head, L0Id, RowId, RowRef, MAX_KEY};
 use loosekv_shm::RawLatch;
@@ -29,8 +29,10 @@ pub const MOST_STRIPED: usize = 64;
 const MOST_ROTATIONS: usize = 8;
 
 /// A memtable is full, too, when the row log has so many times its size of rows: all of that is read after a crash, and written at once
-/// by a flush. Rows have to be wide for it.
+/// by a flush. Rows have to be wide for it. The same for bodies in the value log, if they are not few: those that nobody sees any more
+/// stay there until a flush has found that out.
 const LOGGED_BY_SIZE: u64 = 16;
+const MANY_APART: u64 = 64 << 20;
 
 /// Bytes of records whose memory is kept from call to call.
 const MOST_KEPT: usize = 1 << 20;
@@ -119,7 +121,9 @@ impl<H: Host> Tree<'_, H> {
     fn try_append(&self, rows: &[NewRow<'_>], records: &mut Vec<u8>) -> Result<Option<Appended>> {
         let _rotation = self.shared.rotation.read();
         let view = self.pin();
-        if view.active().logged.load(Relaxed) / LOGGED_BY_SIZE > self.shared.options.memtable_bytes() {
+        let most = self.shared.options.memtable_bytes().saturating_mul(LOGGED_BY_SIZE);
+        let Generation { logged, apart, .. } = &**view.active();
+        if logged.load(Relaxed) > most || apart.load(Relaxed) > most.max(MANY_APART) {
             return Ok(None);
         }
         let _stripes = Stripes::lock(self.shared, rows);
