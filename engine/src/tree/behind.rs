@@ -45,6 +45,7 @@ impl<H: Host> Tree<'_, H> {
             parts.runs.extend(there.cloned());
             SuperVersion::new(current.number + 1, parts)
         })?;
+        self.shared.counters.left_out(1);
         self.shared.behind.store(false, SeqCst);
         self.shared.gone_before.fetch_min(installed, SeqCst);
         Ok(())

@@ -44,8 +44,9 @@ pub(super) struct Merge<'v> {
     pub superseded: Option<Writer>,
     /// It is done in the midst of another one.
     nested: bool,
-    /// Since the last slice.
+    /// Since the last slice, as the next.
     changed: Vec<Changed>,
+    pub dropped: u64,
 }
 
 /// A key whose newest version in the merged runs was dropped, and whose index entry names one of them: it has to be corrected.
@@ -215,8 +216,8 @@ impl<H: Host> Tree<'_, H> {
         let mut building = Building::new(self, estimate, self.host.aside_memory() / aside)?;
         let (moved_bytes, moved) = self.to_be_moved(inputs);
         let mut values = ValueWriter::new(self, moved_bytes, moved);
-        let (in_progress, superseded, changed) = (false, None, Vec::new());
-        let mut merge = Merge { view, job, slices, in_progress, superseded, nested, changed };
+        let (in_progress, superseded, changed, dropped) = (false, None, Vec::new(), 0);
+        let mut merge = Merge { view, job, slices, in_progress, superseded, nested, changed, dropped };
         let shape = self.merge(&mut merge, &mut building, &mut values)?;
         let (used, mut unused) = building.finish()?;
         let large = values.finish(&mut unused)?;
@@ -268,6 +269,7 @@ impl<H: Host> Tree<'_, H> {
         self.correct_index(view, &corrections, first_l0, last_l0);
         self.pause(Pause::MergeIndexed);
         let installed = self.install_merged(slices, installed_run, stale)?;
+        self.shared.counters.left_out(merge.dropped);
         self.shared.gone_before.fetch_min(installed, SeqCst);
         Ok(())
     }
@@ -343,7 +345,7 @@ impl<H: Host> Tree<'_, H> {
                     writer.add(&row.as_ref())?;
                     kept.get_or_insert(head.flags.is_tombstone());
                 } else {
-                    self.shared.counters.rows_dropped.fetch_add(1, Relaxed);
+                    merge.dropped += 1;
                 }
                 dropped_newest |= kept.is_none();
                 rows += 1;

@@ -40,6 +40,7 @@ impl<H: Host> Tree<'_, H> {
         let generation = oldest.table.generation();
         if let Some(run) = self.flipped(generation) {
             self.install_flushed(generation, run, false)?;
+            self.shared.counters.left_out(1);
             drop(view);
             self.shared.reclaim(self.host.lagging());
             self.host.forget_log(generation)?;
@@ -119,6 +120,7 @@ impl<H: Host> Tree<'_, H> {
         }
         self.pause(Pause::FlushIndexed);
         self.install_flushed(generation, new_run, indexed)?;
+        self.shared.counters.left_out(kept.dropped);
         self.pause(Pause::FlushInstalled);
         self.shared.counters.flushes.fetch_add(1, Relaxed);
         drop(view);
@@ -201,7 +203,7 @@ impl<H: Host> Tree<'_, H> {
                     *newest = Some(head.flags.is_tombstone());
                 }
             } else {
-                self.shared.counters.rows_dropped.fetch_add(1, Relaxed);
+                kept.dropped += 1;
             }
         }
         Ok(writer.finish()?.0)
@@ -272,4 +274,5 @@ struct Kept {
     keys: Vec<Option<bool>>,
     in_progress: bool,
     superseded: Option<crate::types::Writer>,
+    dropped: u64,
 }

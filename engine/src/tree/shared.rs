@@ -171,7 +171,7 @@ pub struct Counters {
     pub runs_moved: AtomicU64,
     /// Values that merges left out because a newer run outside of them holds a version that everybody sees.
     pub stale_dropped: AtomicU64,
-    /// Row versions that flushes and merges left out, for whatever reason.
+    /// Row versions that flushes and merges left out, for whatever reason, and that no new superversion has (or more).
     pub rows_dropped: AtomicU64,
     pub stalls: AtomicU64,
     pub gets: AtomicU64,
@@ -187,6 +187,11 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// So many row versions are in no superversion any more: to be called when that is so, and not before, for [`Tree::note_cleaned`].
+    pub(super) fn left_out(&self, rows: u64) {
+        self.rows_dropped.fetch_add(rows, SeqCst);
+    }
+
     /// A merge has dropped so many row versions.
     pub(super) fn dropped(&self, rows: u64) {
         let _ = self.rows_replaced.fetch_update(Relaxed, Relaxed, |replaced| Some(replaced.saturating_sub(rows)));

@@ -226,6 +226,7 @@ impl<H: Host> Tree<'_, H> {
             }
             SuperVersion::new(current.number + 1, parts)
         })?;
+        self.shared.counters.left_out(std::mem::take(&mut merge.dropped));
         self.shared.gone_before.fetch_min(installed, SeqCst);
         slices.inputs = inputs;
         slices.ids.push(slice.id);

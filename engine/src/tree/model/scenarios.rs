@@ -287,6 +287,7 @@ pub(super) fn stale_values_are_dropped_early() {
     merge(2..3);
     assert_eq!(rows(), [3, 1], "nothing is left of the oldest run");
     assert_eq!(tree.shared().counters.stale_dropped.load(Relaxed), 5);
+    assert_eq!(tree.rows_dropped(), 5);
     for (key, body) in [(b"a", Some(b"a3")), (b"b", Some(b"b3")), (b"c", None)] {
         assert_eq!(run.get(key).as_deref(), body.map(|body| &body[..]));
     }
