@@ -65,18 +65,8 @@ impl Ledger {
     }
 
     /// For writers on a full disk: pages of the log, for as many have to stay free. So a flush finds room, and gives some back.
-    /// (They take others as long as the store may grow, for all that anybody knows.)
     pub(super) fn logged(&self) -> u32 {
         self.manifest.log_extents.iter().map(|log| log.extent.pages).fold(0, u32::saturating_add)
-    }
-
-    /// As many pages have to stay free, as far as is known, when a writer takes some.
-    pub(super) fn spared(&self) -> u32 {
-        if self.full {
-            self.logged()
-        } else {
-            0
-        }
     }
 
     /// For what is under construction on a full disk: as many pages have to stay free, or its flip finds no room for the manifest.
@@ -367,11 +357,11 @@ impl<H: Host> Tree<'_, H> {
             ledger.manifest.log_extents.iter().filter(|l| l.generation == generation).map(|l| l.extent.pages).sum();
         let pages = log_extent(held, least, ledger.manifest.log_extents.len());
         let small = if ledger.manifest.log_extents.len() < SMALL_LOG_EXTENTS { 1 } else { pages };
-        let (logged, spared) = (ledger.logged(), ledger.spared());
+        let logged = ledger.logged();
         let instead = |free: &mut FreeSpace, end| {
             free.take_inside(end, small, pages.min(free.beyond(logged))).map(|extent| [extent])
         };
-        let [mut extent] = self.take_reached(&mut ledger, |free| Ok([free.take_sparing(pages, spared)?]), instead)?;
+        let [mut extent] = self.take_reached(&mut ledger, |free| Ok([free.take(pages)?]), instead)?;
         let mut next = ledger.manifest.clone();
         extent.seq = next.next_seq;
         next.next_seq = ExtentSeq(extent.seq.0 + 1);

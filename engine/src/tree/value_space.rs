@@ -140,8 +140,7 @@ impl<H: Host> Tree<'_, H> {
         let shared = (held / 16).clamp(LEAST_SHARED, MOST_SHARED) as u32;
         let own = pages > shared / 4;
         let (want, before) = (if own { pages } else { shared }, ledger.free.high());
-        let spared = ledger.spared();
-        let mut extent = scope::with(|| ledger.free.take_sparing(want, spared))?;
+        let mut extent = scope::with(|| ledger.free.take(want))?;
         let mut grown = Ok(());
         if own {
             // A large extent: others need not wait until the file has grown by so much.
