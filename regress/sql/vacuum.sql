@@ -52,3 +52,5 @@ SELECT loosekv.flush('t');
 ROLLBACK;
 VACUUM t;
 SELECT reltuples FROM pg_class WHERE relname = 't_s';
+DROP TABLE t, looked;
+DROP FUNCTION seen_by_all, pages_looked_at;

@@ -88,6 +88,12 @@ pub(super) fn merge_piled_up(tree: &Tree<'_, PgHost>) -> Result<()> {
     }
 }
 
+/// How much memory a maintenance command may take, in bytes.
+pub fn work_memory() -> usize {
+    // SAFETY: a setting of this process.
+    usize::try_from(unsafe { pg_sys::maintenance_work_mem }).unwrap_or(0) << 10
+}
+
 /// Between the pages of a merge: flushes go first, requests to stop are heard, and whoever waits for the table is let
 /// through.
 pub(super) fn merging(tree: &Tree<'_, PgHost>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Side files: PostgreSQL's temporary files, which go with the transaction at the latest.
 
-use super::caught;
+use super::{caught, maintenance};
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::host;
 use pgrx::pg_sys;
@@ -14,13 +14,13 @@ pub struct SideFile {
 
 /// How much a process may keep in memory while it writes a run.
 pub fn memory() -> usize {
-    // SAFETY: settings of this process.
-    let (kilobytes, limit) = unsafe { (pg_sys::maintenance_work_mem, pg_sys::temp_file_limit) };
+    // SAFETY: a setting of this process.
+    let limit = unsafe { pg_sys::temp_file_limit };
     // A merge that a session does along the way is not to fail by a limit for the files of its queries.
     if limit >= 0 {
         return usize::MAX;
     }
-    usize::try_from(kilobytes).unwrap_or(0) << 10
+    maintenance::work_memory()
 }
 
 impl SideFile {

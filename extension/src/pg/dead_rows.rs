@@ -4,7 +4,8 @@
 //! page again and again. Instead the versions that are dead and still stand in the table are found beforehand, for all indexes
 //! at once, in a pass over the table. Then of each entry only the row directory is asked, whether its row version is still there.
 
-use crate::table::by_row::ByRow;
+use crate::host::maintenance;
+use crate::table::by_row::{self, ByRow};
 use crate::table::mvcc::{self, Sight, Standing, View};
 use crate::table::Open;
 use loosekv_engine::types::{RowId, Writer};
@@ -40,16 +41,13 @@ impl DeadRows {
     }
 
     fn survey(&mut self) {
-        // SAFETY: a setting of this process.
-        let kilobytes = usize::try_from(unsafe { pg_sys::maintenance_work_mem }).unwrap_or(0);
-        let mut room = (kilobytes << 10) / size_of::<RowId>();
+        let mut room = maintenance::work_memory() / size_of::<RowId>();
         let tree = self.open.sweeping_tree();
         // A version above was written by one whom all see.
         let mut covered = false;
         let mut from = Some(Vec::new());
         while let Some(key) = from.filter(|_| !self.incomplete) {
-            // SAFETY: may wait, or raise an error, which unwinds.
-            unsafe { pg_sys::vacuum_delay_point() };
+            by_row::let_others();
             let next = tree.survey(&key, KEYS_AT_ONCE, |newest, head, hint| {
                 covered &= !newest;
                 let standing = mvcc::standing(head, hint);

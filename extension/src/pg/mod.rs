@@ -21,6 +21,7 @@ pub mod rmgr;
 pub mod row_locks;
 pub mod sight;
 pub mod slot;
+mod slot_values;
 pub mod slots;
 pub mod ssi;
 pub mod startup;

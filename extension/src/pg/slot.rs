@@ -17,8 +17,9 @@
 //! Values that were taken out stay where they are until the slot gets another row, or is materialized: the executor hands them on, and
 //! then asks for more attributes. So where a row is copied in between, the buffer with the values that its key gave back is put by.
 
+use super::slot_values::{copy_value, size_of_value};
 use crate::codec::datum::Arena;
-use crate::codec::header::{align_up, form, long_len, short_len, Form};
+use crate::codec::header::align_up;
 use crate::codec::row::{BadBody, Progress, RowLayout};
 use crate::codec::TableCodec;
 use crate::table::tid;
@@ -614,48 +615,6 @@ impl Slot {
                 header.t_infomask2 &= !(pg_sys::HEAP2_XACT_MASK as u16);
             }
         }
-    }
-}
-
-/// Bytes of a value passed by reference, flattened if it is expanded.
-unsafe fn size_of_value(len: i16, value: *const u8) -> usize {
-    // SAFETY: the value is of a type with this length.
-    unsafe {
-        match len {
-            -1 => match form(*value) {
-                Form::Short => short_len(*value),
-                Form::Plain | Form::Compressed => long_len(value.cast::<[u8; 4]>().read()),
-                Form::External => match expanded(value) {
-                    Some(object) => pg_sys::EOH_get_flat_size(object),
-                    None => pgrx::varlena::varsize_any(value.cast()),
-                },
-            },
-            -2 => libc::strlen(value.cast()) + 1,
-            len => len as usize,
-        }
-    }
-}
-
-/// Copies such a value to a place that is large enough; tells its length.
-unsafe fn copy_value(len: i16, value: *const u8, place: *mut u8) -> usize {
-    // SAFETY: the value is of a type with this length, the place as large as `size_of_value` told.
-    unsafe {
-        let size = size_of_value(len, value);
-        match if len == -1 { expanded(value) } else { None } {
-            Some(object) => pg_sys::EOH_flatten_into(object, place.cast(), size),
-            None => std::ptr::copy_nonoverlapping(value, place, size),
-        }
-        size
-    }
-}
-
-/// The object that an expanded value points to.
-unsafe fn expanded(value: *const u8) -> Option<*mut pg_sys::ExpandedObjectHeader> {
-    // SAFETY: the value is of variable length; an external one has a tag.
-    unsafe {
-        let is_expanded = form(*value) == Form::External
-            && pgrx::varlena::vartag_is_expanded(u32::from(*value.add(1)) as pg_sys::vartag_external::Type);
-        is_expanded.then(|| pg_sys::DatumGetEOHP(Datum::from(value as usize)))
     }
 }
 

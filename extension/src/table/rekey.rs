@@ -20,6 +20,7 @@ use super::rewrite::append_as_is;
 use super::write::{copied_life, Draft};
 use super::{put_unkeyed, put_unkeyed_number, recent, take_unkeyed, Open};
 use crate::codec::key::KeyCodec;
+use crate::host::maintenance;
 use crate::pg::{catalog, file_copy, slot, slots, xact};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Direction, Hint};
@@ -203,9 +204,7 @@ fn newest(open: &Open, key: &[u8]) -> Result<Option<Head>> {
 /// Versions that may have superseded others that some snapshot still sees, in their order: all of these, and some more. `None`: they
 /// are too many to be kept in memory.
 fn superseding(open: &Open, oldest: u64) -> Result<Option<Vec<RowId>>> {
-    // SAFETY: a setting of this process.
-    let kilobytes = usize::try_from(unsafe { pg_sys::maintenance_work_mem }).unwrap_or(0);
-    let most = (kilobytes << 10) / size_of::<RowId>();
+    let most = maintenance::work_memory() / size_of::<RowId>();
     let mut found: Vec<RowId> = Vec::new();
     let mut cursor = open.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward)?;
     let mut row = RowBuf::default();

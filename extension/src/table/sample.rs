@@ -11,6 +11,7 @@
 
 use super::mvcc::{self, Standing};
 use super::{by_row, recent, tid, Open};
+use crate::host::maintenance;
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::Looked;
 use loosekv_engine::types::{RowBuf, RowId};
@@ -90,8 +91,7 @@ impl Sample {
     fn look_at_all(&mut self, open: &Open, rows: Range<u64>, dead: &mut f64) -> Result<()> {
         self.upto = rows.end;
         let chosen = by_row::by_place(open, rows.filter(|row| self.share.has(*row)))?;
-        // SAFETY: a setting of this process.
-        let mut room = usize::try_from(unsafe { pg_sys::maintenance_work_mem }).unwrap_or(0) << 10;
+        let mut room = maintenance::work_memory();
         let mut found = Vec::with_capacity(chosen.len());
         let mut read = RowBuf::default();
         for row in chosen {
