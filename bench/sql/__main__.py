@@ -7,8 +7,8 @@ from dataclasses import replace
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import awake  # noqa: E402 the path comes first
-import plan  # noqa: E402
+import plan  # noqa: E402 the path comes first
+import quiet  # noqa: E402
 import runner  # noqa: E402
 from results import Results, machine_facts  # noqa: E402
 from server import REPOSITORY  # noqa: E402
@@ -35,6 +35,8 @@ def parse(arguments):
     run.add_argument("--scale", type=float, default=1.0, help="factor for the work of each cell")
     run.add_argument("--setting", action="append", default=[], metavar="REGIME:NAME=VALUE",
                      help="of the server; without a regime for all of them")
+    run.add_argument("--keep-memory", action="store_true",
+                     help="keep a virtual machine's free memory from its host, by a setting of the kernel that is put back at the end")
     run.add_argument("--list", action="store_true", help="show groups and cells, run nothing")
     add_common(run)
 
@@ -109,9 +111,10 @@ def run_suite(options):
         if sizes.get(record["group"], record["base_rows"]) != record["base_rows"]:
             sys.exit(f"{record['group']} has results of {record['base_rows']} rows under this label: take another label, or --rows {record['base_rows']}")
     results.describe(form=options.form, **machine_facts())
-    with awake.cores() as kept:
-        options.round_trip_us = awake.round_trip_us()
-        results.describe(cores_kept_awake="yes" if kept else "no", round_trip_us=options.round_trip_us)
+    with quiet.memory(options.keep_memory), quiet.cores() as kept:
+        options.round_trip_us = quiet.round_trip_us()
+        results.describe(cores_kept_awake="yes" if kept else "no", round_trip_us=options.round_trip_us,
+                         free_memory_kept_from_the_host="yes" if options.keep_memory else "no")
         runner.run(groups, rounds, results, options)
     make_report(results)
 

@@ -57,6 +57,10 @@ class Cell:
         return self.any["store"] == "none"
 
     @property
+    def compares(self):
+        return not self.floor and not WORKLOADS[self.any["workload"]].only
+
+    @property
     def writes(self):
         return WORKLOADS[self.any["workload"]].writes
 
@@ -67,6 +71,8 @@ class Cell:
 
     def latency(self, store):
         values = [self.median(store, name) for name in PERCENTILES]
+        if not any(values):
+            return ""
         return " / ".join(number(value / 1000) if value is not None else "-" for value in values)
 
 
@@ -83,7 +89,7 @@ def speed_table(cells):
                          cell.latency("none"), ""])
             continue
         rows.append([cell.any["title"], cell.any["clients"], cell.any["sync"], cell.any["unit"], *cell.sides("rate"),
-                     *cell.sides("cpu_us"), cell.latency("heap"), cell.latency("loosekv")])
+                     *cell.sides("cpu_us"), *(cell.latency(store) for store in STORES)])
     head = ["workload", "clients", "sync", "unit", "heap / s", "loosekv / s", "ratio",
             "CPU us, heap", "CPU us, loosekv", "ratio", "p50 / p99 / p99.9, heap", "loosekv"]
     return table(head, rows)
@@ -92,7 +98,7 @@ def speed_table(cells):
 def bytes_table(cells):
     rows = []
     for cell in cells:
-        if cell.floor or not cell.writes:
+        if not cell.compares or not cell.writes:
             continue
         base = cell.any["row_bytes"]
         row = [cell.any["title"], cell.any["clients"], cell.any["sync"]]
@@ -108,7 +114,7 @@ def bytes_table(cells):
 
 def cpu_table(cells):
     """Where loosekv takes more of the server's processor time than heap, the worst first."""
-    slower = sorted(((cell.ratio("cpu_us"), cell) for cell in cells if not cell.floor and (cell.ratio("cpu_us") or 0) > 1),
+    slower = sorted(((cell.ratio("cpu_us"), cell) for cell in cells if cell.compares and (cell.ratio("cpu_us") or 0) > 1),
                     key=lambda pair: -pair[0])
     rows = []
     for ratio, cell in slower:
@@ -157,6 +163,8 @@ def plans_text(cells):
     """Where the two sides are planned differently, or not by an index."""
     lines = []
     for cell in cells:
+        if not cell.compares:
+            continue
         plans = [next((record["plan"] for record in cell.results.of(cell.group, cell.id, store) if record.get("plan")), None)
                  for store in STORES]
         if plans[0] and plans[0] != plans[1]:
@@ -171,13 +179,13 @@ def file_name(group, what):
 def write_plots(results, group, cells):
     """Bars of ratios, and throughput over time of the inserts. The names of the files."""
     names = []
-    bars = [(cell.label, [cell.ratio("rate"), inverse(cell.ratio("cpu_us"))]) for cell in cells if not cell.floor]
+    bars = [(cell.label, [cell.ratio("rate"), inverse(cell.ratio("cpu_us"))]) for cell in cells if cell.compares]
     if bars:
         names.append(file_name(group, "ratios"))
         text = svg.ratio_bars(f"loosekv by heap + btree: {results.groups()[group]}", ("rate", "processor time saved"), bars)
         save(results, names[-1], text)
     bars = [(cell.label, [inverse(cell.ratio("written")), inverse(cell.ratio("wal"))]) for cell in cells
-            if not cell.floor and cell.writes]
+            if cell.compares and cell.writes]
     if bars:
         names.append(file_name(group, "bytes"))
         text = svg.ratio_bars(f"Bytes saved: {results.groups()[group]}", ("bytes written", "WAL"), bars, most=64.0)

@@ -65,7 +65,8 @@ class GroupRunner:
         return (self.group.id, cell.id, store, round) in self.done
 
     def _stores(self, cell):
-        return ("none",) if WORKLOADS[cell.workload].table == "none" else STORES
+        workload = WORKLOADS[cell.workload]
+        return ("none",) if workload.table == "none" else (workload.only,) if workload.only else STORES
 
     def run(self):
         cells = self.missing()
@@ -239,11 +240,14 @@ class GroupRunner:
             transactions = int(transactions * plan.SYNC_SHARE)
         seconds = None if transactions else amounts.mixed_seconds if workload.name.startswith("ycsb") else amounts.seconds
         options = schema.session(store, cell.sync, workload.rows)
+        variables = {"rows": self.group.rows}
+        if workload.only == "heap":
+            variables["pages"] = self._connection(store).value("SELECT relpages FROM pg_class WHERE oid = 'kv'::regclass")
 
         def once(share, seed):
             count = transactions and max(cell.clients, int(transactions * share))
             outcome = pgbench.run(
-                self.server, workload.scripts, cell.clients, seed, {"rows": self.group.rows, "first": tables.first},
+                self.server, workload.scripts, cell.clients, seed, {**variables, "first": tables.first},
                 seconds=seconds and max(1, seconds * share), transactions=count, options=options)
             if any(workload.inserts) or workload.table == "queue":
                 tables.first += (outcome.most_of_a_client + 2) * cell.clients * workload.rows

@@ -18,6 +18,7 @@ class Workload:
     rows: int = 1  # of a transaction
     inserts: tuple = ()  # rows that a transaction of each script adds to the base table
     table: str = "base"  # base, fresh, queue, none
+    only: str = ""  # the one store that it is run on
     writes: bool = False
     count: str = ""  # of a statement: "rows" or "range_rows", how many rows it handles
 
@@ -43,6 +44,7 @@ WORKLOADS = {workload.name: workload for workload in (
     _script("nothing-100", "no table: 100 keys and values", table="none", rows=100),
     Workload("load", "load of the table by COPY", copy="load", table="base", writes=True, count="rows"),
     _script("get", "get, hit"),
+    _script("get-at", "a row by its place, without an index", only="heap"),
     _script("miss", "get, miss"),
     _script("any-100", "= ANY of 100 keys", rows=100),
     _script("limit-100", "ORDER BY k LIMIT 100", unit="statements"),

@@ -12,6 +12,7 @@ mod json;
 mod parent;
 mod plan;
 mod process;
+mod quiet;
 mod report;
 mod results;
 mod stores;

@@ -5,6 +5,7 @@ use crate::cgroup::Group as MemoryGroup;
 use crate::json::Json;
 use crate::plan::{Group, Plan, PACE};
 use crate::process;
+use crate::quiet;
 use crate::report;
 use crate::results::{Results, MACHINE};
 use crate::stores::Kind;
@@ -24,8 +25,9 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     }
     let results = if plan.resume { Results::load(&plan.out) } else { Results::empty(&plan.out)? };
-    let awake = process::keep_cores_awake();
-    write_machine(plan, awake.is_some())?;
+    let awake = quiet::keep_cores_awake();
+    let memory = if plan.keep_memory { Some(quiet::Memory::keep()?) } else { None };
+    write_machine(plan, awake.is_some(), memory.as_ref().map(|kept| kept.told.as_str()))?;
     let groups = plan.groups();
     let cells: usize =
         groups.iter().map(|group| group.chain.steps.len() * plan.stores.len()).sum::<usize>() * plan.rounds as usize;
@@ -48,7 +50,7 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     }
 }
 
-fn write_machine(plan: &Plan, awake: bool) -> Result<(), String> {
+fn write_machine(plan: &Plan, awake: bool, memory: Option<&str>) -> Result<(), String> {
     let mut machine = Json::object();
     machine.set("form", plan.form.as_str());
     machine.set("label", plan.label.as_str());
@@ -57,6 +59,7 @@ fn write_machine(plan: &Plan, awake: bool) -> Result<(), String> {
         machine.set(name, value);
     }
     machine.set("cores kept awake", if awake { "yes" } else { "no" });
+    machine.set("free memory kept from the host", memory.unwrap_or("no"));
     for kind in &plan.stores {
         machine.set(kind.name(), kind.version());
     }

@@ -17,6 +17,8 @@ pub struct Plan {
     pub compression: Vec<bool>,
     pub modes: Vec<String>,
     pub chains: Vec<String>,
+    /// Steps that are wanted, after those that chains begin with; none named: all.
+    pub steps: Vec<String>,
     pub rounds: u32,
     /// User bytes of a store; rows follow from the value size.
     pub data: u64,
@@ -34,6 +36,8 @@ pub struct Plan {
     pub rest_ms: u64,
     pub open_rows: u64,
     pub resume: bool,
+    /// See [`crate::quiet::Memory`].
+    pub keep_memory: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -107,7 +111,7 @@ pub const OPEN_VALUE_SIZE: usize = 100;
 /// A paced writer goes at this share of its own peak.
 pub const PACE: f64 = 0.7;
 
-const OPTIONS: [&str; 24] = [
+const OPTIONS: [&str; 26] = [
     "form",
     "label",
     "out",
@@ -117,6 +121,7 @@ const OPTIONS: [&str; 24] = [
     "compression",
     "modes",
     "chains",
+    "steps",
     "rounds",
     "data-mb",
     "memtable-mb",
@@ -132,6 +137,7 @@ const OPTIONS: [&str; 24] = [
     "rest-ms",
     "open-rows",
     "resume",
+    "keep-memory",
 ];
 
 impl Plan {
@@ -146,6 +152,7 @@ impl Plan {
             compression: vec![false, true],
             modes: vec!["memory".to_owned(), "beyond".to_owned()],
             chains: CHAINS.iter().map(|chain| chain.name.to_owned()).collect(),
+            steps: Vec::new(),
             rounds: 2,
             data: 256 * MIB,
             memtable: 16 << 20,
@@ -161,6 +168,7 @@ impl Plan {
             rest_ms: 12_000,
             open_rows: 2_000_000,
             resume: false,
+            keep_memory: false,
         };
         match name {
             "short" => Ok(Self {
@@ -224,6 +232,7 @@ impl Plan {
             compression: compression.iter().map(|word| word == "on").collect(),
             modes: args.list("modes", form.modes)?,
             chains: args.list("chains", form.chains)?,
+            steps: args.list("steps", form.steps)?,
             rounds: args.get("rounds", form.rounds)?,
             data: mib("data-mb", form.data)?,
             memtable: mib("memtable-mb", form.memtable as u64)? as usize,
@@ -239,6 +248,7 @@ impl Plan {
             rest_ms: args.get("rest-ms", form.rest_ms)?,
             open_rows: args.get("open-rows", form.open_rows)?,
             resume: args.get("resume", 0_u8)? != 0,
+            keep_memory: args.get("keep-memory", 0_u8)? != 0,
             form: form.form,
             label,
         };
@@ -253,15 +263,24 @@ impl Plan {
         if let Some(name) = self.chains.iter().find(|name| !CHAINS.iter().any(|chain| chain.name == name.as_str())) {
             return Err(format!("unknown chain {name}"));
         }
+        let known = |step: &&String| CHAINS.iter().flat_map(|chain| chain.steps).any(|(name, _)| name == step);
+        if let Some(step) = self.steps.iter().find(|step| !known(step)) {
+            return Err(format!("unknown step {step}"));
+        }
         if self.stores.is_empty() || self.sizes.is_empty() || self.sizes.contains(&0) {
             return Err("there is nothing to measure".to_owned());
         }
         Ok(())
     }
 
+    fn wants(&self, step: &str) -> bool {
+        self.steps.is_empty() || self.steps.iter().any(|wanted| wanted == step)
+    }
+
     /// The short form overwrites once only.
     pub fn leaves_out(&self, step: &str) -> bool {
-        self.form == "short" && ["overwrite-2", "overwrite-3"].contains(&step)
+        let begins = CHAINS.iter().any(|chain| chain.steps.first().is_some_and(|(first, _)| *first == step));
+        !(begins || self.wants(step)) || (self.form == "short" && ["overwrite-2", "overwrite-3"].contains(&step))
     }
 
     /// Everything that is measured side by side, one after the other.
@@ -271,7 +290,8 @@ impl Plan {
             let beyond = mode == "beyond";
             for &compression in &self.compression {
                 for (at, &value_size) in self.sizes.iter().enumerate() {
-                    for chain in CHAINS.iter().filter(|chain| self.chains.iter().any(|name| name == chain.name)) {
+                    let named = CHAINS.iter().filter(|chain| self.chains.iter().any(|name| name == chain.name));
+                    for chain in named.filter(|chain| chain.steps.iter().any(|(step, _)| self.wants(step))) {
                         let once_more = chain.once && (at > 0 || compression != self.compression[0]);
                         if once_more || !(if beyond { chain.beyond } else { chain.in_memory }) {
                             continue;
@@ -353,6 +373,11 @@ mod tests {
             assert_eq!(plan.sizes, [100, 512]);
             assert!(plan.groups().iter().any(|group| group.limit > 0) && plan.groups().len() > 5);
         }
-        assert!(Plan::from_args(&Args::new(["--sise=1".to_owned()].into_iter()).unwrap()).is_err());
+        for wrong in ["--sise=1", "--steps=readrandon"] {
+            assert!(Plan::from_args(&Args::new([wrong.to_owned()].into_iter()).unwrap()).is_err(), "{wrong}");
+        }
+        let plan = Plan::from_args(&Args::new(["--steps=seek50".to_owned()].into_iter()).unwrap()).unwrap();
+        assert!(plan.leaves_out("readrandom") && !plan.leaves_out("seek50") && !plan.leaves_out("fillrandom"));
+        assert!(plan.groups().iter().all(|group| group.chain.name == "micro"));
     }
 }

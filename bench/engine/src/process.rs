@@ -1,7 +1,6 @@
 //! What Linux tells about a process, a directory and the machine.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::io::AsRawFd;
 use std::path::Path;
@@ -36,14 +35,6 @@ impl Usage {
     }
 }
 
-/// Idle cores poll while this is kept: on some machines one that sleeps takes a tenth of a millisecond to wake up, and background
-/// threads are woken all the time. None where the system does not let us.
-pub fn keep_cores_awake() -> Option<fs::File> {
-    let mut device = fs::File::options().write(true).open("/dev/cpu_dma_latency").ok()?;
-    device.write_all(&0_i32.to_ne_bytes()).ok()?;
-    Some(device)
-}
-
 /// Processor time that the whole machine has used since it was started, in nanoseconds.
 pub fn machine_cpu_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -58,6 +49,11 @@ pub fn machine_cpu_ns() -> u64 {
 fn field(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name));
     value.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Bytes of memory that programs can have yet.
+pub fn available_memory() -> usize {
+    field(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:") as usize * 1024
 }
 
 /// Peak resident bytes of this process; mapped file pages count.
