@@ -87,7 +87,7 @@ fn fetch(bytes: usize) -> String {
     unsafe { libc::munmap(start, bytes) };
     long.sort();
     let median = long.get(long.len() / 2).map_or(0.0, |took| took.as_secs_f64() * 1e3);
-    let (given, all) = (long.len() * PIECE >> 20, bytes >> 20);
+    let (given, all) = ((long.len() * PIECE) >> 20, bytes >> 20);
     format!("{given} of {all} MiB came from it, two in {median:.1} ms")
 }
 
