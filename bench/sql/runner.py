@@ -242,7 +242,8 @@ class GroupRunner:
         options = schema.session(store, cell.sync, workload.rows)
         variables = {"rows": self.group.rows}
         if workload.only == "heap":
-            variables["pages"] = self._connection(store).value("SELECT relpages FROM pg_class WHERE oid = 'kv'::regclass")
+            variables["pages"], variables["items"] = self._connection(store).rows(
+                "SELECT relpages, floor(reltuples / relpages)::int FROM pg_class WHERE oid = 'kv'::regclass")[0]
 
         def once(share, seed):
             count = transactions and max(cell.clients, int(transactions * share))

@@ -3,7 +3,9 @@
 use crate::process;
 use std::fs;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -26,11 +28,16 @@ const PIECE: usize = 2 << 20;
 /// A piece that takes longer has come from the host.
 const LONG: Duration = Duration::from_millis(1);
 
+/// Waits for the end of its input, which is that of this program at the latest, however it ends; then writes to each file named what
+/// is named after it.
+const PUT_BACK: &str = r#"cat >/dev/null; while [ $# -gt 1 ]; do printf %s "$2" >"$1"; shift 2; done"#;
+
 /// Free memory stays with a virtual machine while this is kept. Otherwise the host takes it, and whoever needs a page of it again
 /// waits until a huge page has come back; the run tells how long that takes. A fill of a store makes hundreds of megabytes of new
 /// pages a second, and would measure the host.
 pub struct Memory {
-    changed: Vec<(PathBuf, String)>,
+    /// Puts back what was changed.
+    keeper: Child,
     /// What fetching it was like.
     pub told: String,
 }
@@ -38,30 +45,35 @@ pub struct Memory {
 impl Memory {
     /// Changes settings of the kernel, which are put back at the end, and fetches what is free.
     pub fn keep() -> Result<Memory, String> {
-        let mut memory = Memory { changed: Vec::new(), told: String::new() };
-        for (name, values) in SILENCE {
-            let path = PathBuf::from(REPORTING).join(name);
-            let Ok(before) = fs::read_to_string(&path) else { continue };
-            if values.iter().any(|value| fs::write(&path, value).is_ok()) {
-                memory.changed.push((path, before));
-            }
-        }
-        if memory.changed.is_empty() {
-            return Err(format!("nothing in {REPORTING} could be changed"));
-        }
+        let settings = SILENCE.iter().map(|(name, values)| (PathBuf::from(REPORTING).join(name), *values));
+        let mut memory = Memory::change(settings)?;
         memory.told = fetch(process::available_memory().saturating_sub(LEFT));
         eprintln!("free memory is kept from the host: {}", memory.told);
         Ok(memory)
+    }
+
+    /// Writes to each file that there is the first of the values that it takes.
+    fn change<'v>(settings: impl Iterator<Item = (PathBuf, &'v [&'v str])>) -> Result<Memory, String> {
+        let there = |(path, values)| Some((fs::read_to_string(&path).ok()?, path, values));
+        let settings: Vec<(String, PathBuf, &[&str])> = settings.filter_map(there).collect();
+        let mut keeper = Command::new("sh");
+        keeper.args(["-c", PUT_BACK, "keeper"]).stdin(Stdio::piped()).process_group(0);
+        settings.iter().for_each(|(before, path, _)| _ = keeper.arg(path).arg(before.trim()));
+        let keeper = keeper.spawn().map_err(|e| format!("sh: {e}"))?;
+        let memory = Memory { keeper, told: String::new() };
+        let taken =
+            |(_, path, values): &(String, PathBuf, &[&str])| values.iter().any(|value| fs::write(path, value).is_ok());
+        match settings.iter().filter(|setting| taken(setting)).count() {
+            0 => Err(format!("nothing in {REPORTING} could be changed")),
+            _ => Ok(memory),
+        }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        for (path, before) in &self.changed {
-            if let Err(e) = fs::write(path, before.trim()) {
-                eprintln!("{} is not what it was, {}: {e}", path.display(), before.trim());
-            }
-        }
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
     }
 }
 
@@ -98,10 +110,21 @@ mod tests {
     #[test]
     fn what_is_changed_is_put_back() {
         let file = std::env::temp_dir().join(format!("engine-bench-quiet-{}", std::process::id()));
-        fs::write(&file, "N").unwrap();
-        drop(Memory { changed: vec![(file.clone(), "Y\n".to_owned())], told: String::new() });
+        fs::write(&file, "Y\n").unwrap();
+        let missing = file.with_extension("missing");
+        let settings: [(PathBuf, &[&str]); 2] = [(missing.clone(), &["N"]), (file.clone(), &["N"])];
+        let memory = Memory::change(settings.into_iter()).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "N");
+        drop(memory);
         assert_eq!(fs::read_to_string(&file).unwrap(), "Y");
         fs::remove_file(&file).unwrap();
+        assert!(!missing.exists());
+        let nothing: [(PathBuf, &[&str]); 1] = [(missing, &["N"])];
+        assert!(Memory::change(nothing.into_iter()).is_err());
+    }
+
+    #[test]
+    fn memory_is_fetched() {
         assert!(fetch(3 << 20).contains(" of 3 MiB"));
     }
 }

@@ -337,9 +337,9 @@ impl<'l> Leaf<'l> {
             return true;
         }
         let rest = self.rest(i);
+        // What is written beyond a part is overwritten by the next one or lies beyond the new length.
         // SAFETY: there is space for the key and one wide step more, so for each part; over-reading a part stays before
-        // the values (the prefix) or in the block (the rest). What is written beyond a part is overwritten by the next
-        // one or lies beyond the new length.
+        // the values (the prefix) or in the block (the rest).
         unsafe {
             let to = out.as_mut_ptr().add(out.len());
             copy_short(prefix.as_ptr(), to, prefix.len(), self.values_at() - size_of::<Header>());

@@ -79,8 +79,8 @@ pub(super) fn knows(tag: &pg_sys::BufferTag) -> bool {
     if buffer <= 0 {
         return false;
     }
-    // SAFETY: a buffer's number, so it has a descriptor. Nothing keeps its tag from being changed meanwhile: what is read may be
-    // wrong, and is believed for no more than a hint.
+    // Nothing keeps the tag from being changed meanwhile: what is read may be wrong, and is believed for no more than a hint.
+    // SAFETY: a buffer's number, so it has a descriptor.
     let there =
         unsafe { (&raw const (*pg_sys::BufferDescriptors.add(buffer as usize - 1)).bufferdesc.tag).read_volatile() };
     let (a, b) = (there.rnode, tag.rnode);
