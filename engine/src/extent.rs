@@ -11,6 +11,9 @@ const MAX_PAGES: u32 = u32::MAX - 1;
 /// Pieces taken at once where the store cannot grow: the meta page has to name them.
 const MOST_PIECES: usize = 64;
 
+/// Pages that are added at once so that they stay free.
+const MOST_ADDED: u32 = 2048;
+
 /// The free pieces below the high-water mark, ascending and never adjacent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeSpace {
@@ -130,7 +133,25 @@ impl FreeSpace {
         }
     }
 
-    fn take_new(&mut self, pages: u32) -> Result<Extent> {
+    /// As [`FreeSpace::take`], but as many pages as `spared` are free afterwards, in the end: new ones are added where there are too few.
+    pub fn take_beside(&mut self, pages: u32, spared: u32) -> Result<Extent> {
+        self.add_missing(pages, spared)?;
+        self.take(pages)
+    }
+
+    /// Adds what is missing for these pages beside as many free ones as `spared`, if any are to stay free, or a good part of it.
+    pub fn add_missing(&mut self, pages: u32, spared: u32) -> Result<()> {
+        let missing = u64::from(pages).saturating_add(spared.into()).saturating_sub(self.pages());
+        if spared > 0 && missing > 0 {
+            let added = u32::try_from(missing).unwrap_or(u32::MAX).min(pages.max(MOST_ADDED));
+            let new = self.take_new(added)?;
+            self.give(new);
+        }
+        Ok(())
+    }
+
+    /// Takes `pages` at the end, which were never used.
+    pub fn take_new(&mut self, pages: u32) -> Result<Extent> {
         let room = MAX_PAGES - self.high;
         if room < pages {
             return Err(Error::NoSpace(format!("{pages} more pages exceed the highest page number")));
@@ -260,15 +281,11 @@ impl FreeSpace {
         last.map_or(0, |last| last.pages)
     }
 
-    /// Lowers the high-water mark below a free tail and returns it.
-    pub fn trim(&mut self) -> u32 {
-        if let Some(last) = self.pieces.last().copied() {
-            if last.start + last.pages == self.high {
-                self.high = last.start;
-                self.pieces.pop();
-            }
-        }
-        self.high
+    /// Lowers the high-water mark into a free tail, so far that as many pages as `spared` stay free, and returns it.
+    pub fn trim(&mut self, spared: u32) -> u32 {
+        let end = self.high - self.tail().min(self.beyond(spared));
+        self.end_by(end);
+        end
     }
 
     fn cut(&mut self, at: usize, pages: u32) -> Extent {
@@ -308,7 +325,9 @@ mod tests {
             free.give(taken[i]);
         }
         assert_eq!((free.pages(), free.pieces.len()), (40, 1));
-        assert_eq!(free.trim(), 1);
+        assert_eq!((free.trim(30), free.pages()), (31, 30));
+        assert_eq!((free.trim(40), free.pages()), (31, 30));
+        assert_eq!(free.trim(0), 1);
         assert_eq!(free.pages(), 0);
     }
 
@@ -355,6 +374,16 @@ mod tests {
         assert_eq!(free.take_pieces_inside(36, 30), [extent(20, 8), extent(30, 6), extent(10, 5), extent(1, 3)]);
         assert_eq!((free.pages(), free.high()), (4, 40));
         assert_eq!(free.take_pieces_inside(36, 30), []);
+    }
+
+    #[test]
+    fn beside_what_is_taken_others_stay_free() {
+        let mut free = FreeSpace::complement(1, 20, [extent(5, 10)].into_iter()).unwrap();
+        assert_eq!(free.take_beside(3, 5).unwrap(), extent(1, 3));
+        assert_eq!((free.pages(), free.high()), (6, 20));
+        // Of the new pages as many are taken as make one piece with the last.
+        assert_eq!(free.take_beside(8, 5).unwrap(), extent(15, 8));
+        assert_eq!((free.pages(), free.high()), (5, 27));
     }
 
     #[test]

@@ -107,6 +107,10 @@ pub trait Host: Sized + 'static {
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()>;
     /// Makes the page store at least `pages` long. Fails, with nothing changed, when there is no room.
     fn extend(&self, pages: u32) -> Result<()>;
+    /// By how many pages the store could grow, if that is known. Others may use them up at any time.
+    fn room_to_grow(&self) -> Option<u64> {
+        None
+    }
     /// Gives back the pages from `pages` on, when nothing names them any more. May do nothing.
     fn shrink(&self, pages: u32) -> Result<()>;
     /// Replaces the meta page, atomically and durably: after a crash there is the old one or this one, and this one only

@@ -130,6 +130,7 @@ switches! {
         AbandonedLeaks,
         /// Pages by which the store could not grow are taken for free ones.
         RefusedPagesStay,
+        NothingReserved,
         /// A row is left unread though not everybody sees it.
         UnreadNotSeenByAll,
         /// A tombstone is left unread, and taken for a row.

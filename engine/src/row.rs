@@ -142,6 +142,11 @@ impl ValuePointer {
     }
 }
 
+/// Whether all of these records are of tombstones.
+pub fn are_tombstones(records: &[&[u8]]) -> bool {
+    records.iter().all(|record| decode_record(record).is_ok_and(|(row, _)| row.head.flags.is_tombstone()))
+}
+
 /// For fuzzing: decodes arbitrary bytes, and encodes what came out.
 pub fn fuzz_record(bytes: &[u8]) {
     if let Ok((row, length)) = decode_record(bytes) {

@@ -309,15 +309,19 @@ class SmallDisk:
     def fill(self, leave):
         """All but so many kilobytes."""
         status = os.statvfs(self.path)
-        with open(os.path.join(self.path, "ballast"), "ab", buffering=0) as ballast:
+        with open(os.path.join(self.path, "ballast"), "ab") as ballast:
             left = status.f_bavail * status.f_frsize - leave * 1024
-            try:
-                while left > 0:
-                    left -= ballast.write(bytes(min(left, 1 << 16)))
-            except OSError as error:
-                # Others write, too.
-                if error.errno != errno.ENOSPC:
-                    raise
+            while left > 0:
+                piece = min(left, 1 << 26)
+                try:
+                    os.posix_fallocate(ballast.fileno(), ballast.tell(), piece)
+                    ballast.seek(piece, os.SEEK_CUR)
+                    left -= piece
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    # Others write, too.
+                    left //= 2
 
     def empty(self):
         os.unlink(os.path.join(self.path, "ballast"))
@@ -391,7 +395,8 @@ def disk_full(directory, server, rng, rounds):
 def flush_on_full_disk(directory, servers, rng, rounds):
     """A flush that has room for all of its run but so many pages; for the run and not for the manifest; a merge, likewise."""
     server = cluster(directory, servers, "stages", "loosekv.workers = 0", "loosekv.memtable_size = '16MB'", "loosekv.fan_in = 8", "autovacuum = off")
-    disk = SmallDisk(os.path.join(directory, "stages-disk"), 24)
+    # So large that nothing is kept back for the flush while rows are written.
+    disk = SmallDisk(os.path.join(directory, "stages-disk"), 1200)
     pages = "SELECT pg_relation_size('l6') / 8192"
     met = {}
 
@@ -485,6 +490,36 @@ def free_pages_on_full_disk(directory, servers):
     finally:
         disk.gone()
     return f"{done} changes in free pages"
+
+
+def deletes_on_full_disk(directory, servers, rng):
+    """A load has filled the disk. Rows can be deleted, also after a DELETE that was too large, and VACUUM finds room for others."""
+    met = []
+    kinds = [("", 8, 5000), ("WITH (loosekv.compression = zstd)", 8, 10000), ("", 320, 100)]
+    for options, pieces, step in [rng.choice(kinds)] if lib.SHORT else kinds:
+        server = cluster(directory, servers, f"deletes-{len(met)}", "loosekv.memtable_size = '1MB'", "autovacuum = off")
+        disk = SmallDisk(os.path.join(directory, f"deletes-disk-{len(met)}"), 32)
+        table = f"(k int PRIMARY KEY, v text) USING loosekv {options} TABLESPACE small"
+        rows = f"INSERT INTO @6 SELECT i, (SELECT string_agg(md5((i * j)::text), '') FROM generate_series(1, {pieces}) j) FROM generate_series(%d, %d) i;"
+        try:
+            server.sql(f"CREATE TABLESPACE small LOCATION '{disk.path}/space'", "CREATE TABLE h6 (k int PRIMARY KEY, v text)", f"CREATE TABLE l6 {table}")
+            first = 1
+            while twins(server, rows % (first, first + step - 1), codes=(NO_DISK,)):
+                first += step
+            attempt(server, "BEGIN; DELETE FROM l6; ROLLBACK", codes=(NO_DISK,))
+            server.sql("VACUUM l6")
+            same_checked(server, "after a load that filled the disk")
+            for part in range(6):
+                twins(server, f"DELETE FROM @6 WHERE k % 6 = {part};", codes=())
+                server.sql("VACUUM l6")
+                same_checked(server, f"after {part + 1} sixths of the rows were deleted on a full disk")
+            twins(server, rows % (1, first * 3 // 4), codes=())
+            same_checked(server, "after a full disk was filled anew")
+            met.append(str(first - 1))
+            server.kill_all()
+        finally:
+            disk.gone()
+    return f"{', '.join(met)} rows deleted"
 
 
 def killed_for(group):
@@ -650,7 +685,7 @@ def main(directory, servers):
     full_disk = disk_full(directory, server, rng, 3 if lib.SHORT else 20)
     server.kill_all()
     stages = flush_on_full_disk(directory, servers, rng, 2 if lib.SHORT else 12)
-    stages += ", " + free_pages_on_full_disk(directory, servers)
+    stages += f", {free_pages_on_full_disk(directory, servers)}, {deletes_on_full_disk(directory, servers, rng)}"
     killed = out_of_memory(directory, servers, rng, 2 if lib.SHORT else 20)
     panics = wal_full(directory, servers, rng, 1 if lib.SHORT else 5)
     return (f"memory full at {full}, {unindexed} runs beyond the index's memory, {beyond} rows with 16 MB, {refused} connections refused, {tables} tables, "

@@ -16,8 +16,9 @@ use crate::manifest::{close_gaps, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter, Scratch};
 use crate::tree::chain::Chain;
+use crate::tree::full_disk::Taker;
 use crate::tree::ledger::Building;
-use crate::tree::pick::{begun, pick, pick_newer, piled_up, Effort, Job, Pick, RunInfo, Tidying};
+use crate::tree::pick::{begun, everything, pick, pick_newer, piled_up, Effort, Job, Pick, RunInfo, Tidying};
 use crate::tree::read::Pages;
 use crate::tree::retention::{Keep, Retention};
 use crate::tree::shared::Shared;
@@ -80,7 +81,11 @@ impl<H: Host> Tree<'_, H> {
         let oldest = self.host.horizon().oldest();
         match self.shared.pick(&view, oldest, force) {
             Some(pick) => {
-                self.do_picked_or_begun(&view, &pick)?;
+                match self.do_picked_or_begun(&view, &pick) {
+                    // Without what aborted writers have left there may be room.
+                    Err(Error::NoSpace(_)) if self.settle(|view, at| view.merge_of(at).is_none())? => return Ok(true),
+                    done => done?,
+                }
                 if matches!(pick, Pick::Merge(_)) {
                     self.shared.sought.store(0, Relaxed);
                     self.shared.told.store(false, Relaxed);
@@ -108,12 +113,17 @@ impl<H: Host> Tree<'_, H> {
     /// Settles one run whose writers have all ended: if they have all committed, by an edit of the manifest; else by
     /// writing it anew without those that aborted. False: there is none. Same lock.
     pub fn settle_one(&self) -> Result<bool> {
+        self.settle(|_, _| true)
+    }
+
+    /// The same, for one of the runs that may be settled.
+    fn settle(&self, may_be: impl Fn(&SuperVersion, usize) -> bool) -> Result<bool> {
         self.catch_up()?;
         let view = self.pin().of_runs();
         let oldest = self.host.horizon().oldest();
-        let Some(at) = view.runs.iter().position(|r| !r.settled && r.shape.max_writer < oldest) else {
-            return Ok(false);
-        };
+        let unsettled =
+            |(at, run): (usize, &Arc<RunDesc>)| !run.settled && run.shape.max_writer < oldest && may_be(&view, at);
+        let Some(at) = view.runs.iter().enumerate().position(unsettled) else { return Ok(false) };
         if let Some(desc) = view.runs.get(at).filter(|_| !matches!(self.holds_aborted(&view, at), Ok(false))) {
             let level = desc.level;
             return match view.merge_of(at) {
@@ -186,12 +196,12 @@ impl<H: Host> Tree<'_, H> {
         let infos = || infos(&view.runs, view.flushed, self.host.horizon().oldest());
         let begun = || begun(&infos()).filter(|begun| begun != pick.job());
         let done = match pick {
-            Pick::Merge(job) => self.do_job(view, job),
+            Pick::Merge(job) => self.do_due(view, job, false),
             Pick::Move(job) => self.move_runs(view, job),
         };
         match done {
             Err(no_room @ (Error::NoSpace(_) | Error::MemoryFull { .. })) if !self.shared.is_behind() => {
-                begun().map_or(Err(no_room), |begun| self.do_job(view, &begun))
+                begun().map_or(Err(no_room), |begun| self.do_due(view, &begun, false))
             }
             done => done,
         }
@@ -203,19 +213,25 @@ impl<H: Host> Tree<'_, H> {
         self.do_merge(view, job, false)
     }
 
+    /// The same, if there is room for it.
+    fn do_due(&self, view: &SuperVersion, job: &Job, nested: bool) -> Result<()> {
+        self.find_room_for(view, job)?;
+        self.do_merge(view, job, nested)
+    }
+
     fn do_merge(&self, view: &SuperVersion, job: &Job, nested: bool) -> Result<()> {
         let inputs = view.runs.get(job.runs.clone()).unwrap_or_default();
-        let pages = self.shared.tail().1;
-        let slices = Slices::new(inputs, self.host.horizon().oldest(), pages)?;
+        let pages: u64 = inputs.iter().map(|run| run.pages()).sum();
+        let slices = Slices::new(inputs, self.host.horizon().oldest(), self.slice_pages(pages))?;
         let (first_l0, last_l0) = (slices.first_l0, slices.last_l0);
         let stale = on(I8OldSuperversionEdited).then(|| self.pin().edit());
 
-        let estimate = slices.each().map_or_else(|| inputs.iter().map(|r| r.pages()).sum(), u64::from);
+        let estimate = slices.each().map_or(pages, u64::from);
         // Another one may be done in its midst.
         let aside = if nested || slices.each().is_some() { 2 } else { 1 };
-        let mut building = Building::new(self, estimate, self.host.aside_memory() / aside)?;
+        let mut building = Building::new(self, Taker::Merge, estimate, self.host.aside_memory() / aside)?;
         let (moved_bytes, moved) = self.to_be_moved(inputs);
-        let mut values = ValueWriter::new(self, moved_bytes, moved);
+        let mut values = ValueWriter::new(self, Taker::Merge, moved_bytes, moved);
         let (in_progress, superseded, changed, dropped) = (false, None, Vec::new(), 0);
         let mut merge = Merge { view, job, slices, in_progress, superseded, nested, changed, dropped };
         let shape = self.merge(&mut merge, &mut building, &mut values)?;
@@ -302,6 +318,7 @@ impl<H: Host> Tree<'_, H> {
         if merge.slices.each().is_some() {
             writer.make_slices();
         }
+        let pages = view.runs.get(job.runs.clone()).unwrap_or_default().iter().map(|run| run.pages()).sum();
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();
@@ -317,6 +334,7 @@ impl<H: Host> Tree<'_, H> {
                 stale.rest();
                 self.merge_newer(merge)?;
                 stale.renew();
+                merge.slices.go_on(self.slice_pages(pages));
                 writer.sink().go_on(merge.slices.each().map_or(0, u64::from))?;
             }
             sources.open_top(self, view)?;
@@ -378,7 +396,7 @@ impl<H: Host> Tree<'_, H> {
         let due = pick_newer(&newer, &self.shared.options.get());
         // Levels ascend with age.
         let done = match due.filter(|pick| pick.job().level <= merge.job.level) {
-            Some(Pick::Merge(job)) => self.do_merge(&view, &job, true),
+            Some(Pick::Merge(job)) => self.do_due(&view, &job, true),
             Some(Pick::Move(job)) => self.move_runs(&view, &job),
             None => Ok(()),
         };
@@ -483,7 +501,9 @@ impl<H: Host> Shared<H> {
         let sought = if self.told.load(Relaxed) { self.sought.load(Relaxed) } else { 0 };
         let paid = sought.saturating_mul(H::A_RUN_MORE);
         let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
-        pick(&infos(&view.runs, view.flushed, oldest), self.room(view, effort), &self.options.get(), effort, tidying)
+        let (infos, options) = (infos(&view.runs, view.flushed, oldest), self.options.get());
+        let due = pick(&infos, self.room(view, effort), &options, effort, tidying);
+        self.pick_for_room(view, everything(&infos, &options), due)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, LogExtent, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::{RunShape, RunWriter};
+use crate::tree::full_disk::Taker;
 use crate::tree::indexing::EVICTION;
 use crate::tree::ledger::Building;
 use crate::tree::read::{copy_record, Pages};
@@ -50,8 +51,8 @@ impl<H: Host> Tree<'_, H> {
         let (bytes, rows) = (oldest.logged.load(Relaxed), oldest.table.rows());
         let estimate = bytes.min(rows * self.most_inline()) / 7000 + rows / 300 + 8;
         // What is kept aside is less than the memtable.
-        let mut building = Building::new(self, estimate, usize::MAX)?;
-        let mut values = ValueWriter::new(self, bytes, BTreeSet::new());
+        let mut building = Building::new(self, Taker::Flush, estimate, usize::MAX)?;
+        let mut values = ValueWriter::new(self, Taker::Flush, bytes, BTreeSet::new());
         let shape = self.write_generation(&view, oldest, &mut building, &mut values, &mut kept)?;
         let (used, mut unused) = building.finish()?;
         let large = values.finish(&mut unused)?;

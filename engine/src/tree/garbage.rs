@@ -49,7 +49,7 @@ impl<H: Host> Shared<H> {
 
     /// How much garbage there is: a complete index knows how many keys there are, and all versions but one of each are
     /// garbage. `None`: nobody knows.
-    fn garbage(&self, view: &SuperVersion) -> Option<Garbage> {
+    pub(super) fn garbage(&self, view: &SuperVersion) -> Option<Garbage> {
         let rows: u64 = view.runs.iter().map(|run| run.rows()).sum();
         if view.first_unindexed(view.indexed_from) == view.runs.len() {
             let live = self.index.rows();
@@ -69,13 +69,19 @@ impl<H: Host> Shared<H> {
         let room = self.room(&view, Effort::Writing);
         let due = || space(&infos(&view.runs, view.flushed, Writer(0)), room, &self.options.get()).is_some();
         let Some(garbage) = room.garbage.filter(|_| view.merge_of(oldest).is_some() || due()) else { return 0.0 };
-        let kept = |(at, run): (usize, &Arc<RunDesc>)| {
-            let tombstones = if at == oldest || run.is_slice() { run.shape.tombstones } else { 0 };
-            run.left_of(run.shape.rows - run.shape.keys + tombstones)
-        };
-        let kept: u64 = view.runs.iter().enumerate().map(kept).sum();
+        let kept = kept_by_merges(&view.runs);
         Garbage { dead: garbage.dead.saturating_sub(kept), ..garbage }.beyond(room.percent)
     }
+}
+
+/// Versions of these runs (all of a tree, newest first) that the merges which made them had to keep, for somebody may see them.
+pub(super) fn kept_by_merges(runs: &[Arc<RunDesc>]) -> u64 {
+    let oldest = runs.len().saturating_sub(1);
+    let kept = |(at, run): (usize, &Arc<RunDesc>)| {
+        let tombstones = if at == oldest || run.is_slice() { run.shape.tombstones } else { 0 };
+        run.left_of(run.shape.rows - run.shape.keys + tombstones)
+    };
+    runs.iter().enumerate().map(kept).sum()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! cannot, for the disk is full, the free space is as it was before, and what is asked for is looked for in smaller pieces
 //! of the free pages that there are. Until it has grown again, what is under construction takes few pages at a time: a guess
 //! that is too high must not leave the value log, or the manifest, without the pages that give others back.
+//! See [`super::full_disk`].
 
 use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
@@ -14,6 +15,7 @@ use crate::host::{Flip, Host, SideFile};
 use crate::manifest::{BodyRef, LogExtent, Manifest};
 use crate::mutation::{on, Mutation::*};
 use crate::page::{PageBuf, PageKind, CAPACITY};
+use crate::tree::full_disk::Taker;
 use crate::tree::given_up::given_up;
 use crate::tree::shared::{Ledger, Shared};
 use crate::tree::Tree;
@@ -64,13 +66,8 @@ impl Ledger {
         (again && self.freed > self.reuse_told).then_some(self.freed)
     }
 
-    /// For writers on a full disk: pages of the log, for as many have to stay free. So a flush finds room, and gives some back.
-    pub(super) fn logged(&self) -> u32 {
-        self.manifest.log_extents.iter().map(|log| log.extent.pages).fold(0, u32::saturating_add)
-    }
-
     /// For what is under construction on a full disk: as many pages have to stay free, or its flip finds no room for the manifest.
-    fn for_the_flip(&self) -> u32 {
+    pub(super) fn for_the_flip(&self) -> u32 {
         BodyRef::pages(self.body.len()) + 1
     }
 
@@ -85,54 +82,60 @@ struct Now {
     /// Extents that the meta page names.
     named: usize,
     full: bool,
-    /// So many pages are to stay free on a full disk.
+    /// So many pages are to stay free.
     spared: u32,
 }
 
 impl<H: Host> Tree<'_, H> {
     /// Takes `pages` of the page store for something under construction, in pieces of at least so many, or more where the meta page names
     /// many already; on a full disk up to `few` of them. See [`Building`].
-    fn take_extents(&self, pages: u32, few: u32, least: u32) -> Result<Vec<Extent>> {
+    fn take_extents(&self, taker: Taker, pages: u32, few: u32, least: u32) -> Result<Vec<Extent>> {
         let few = few.min(pages);
         let scattered = |free: &mut FreeSpace, now: &Now| match now.full {
             true => free.take_sparing(few, now.spared).map(|extent| vec![extent]),
-            false => free.take_scattered(pages, doubled(least, now.named, NAMED_A_DOUBLING)),
+            false => {
+                free.add_missing(pages, now.spared)?;
+                free.take_scattered(pages, doubled(least, now.named, NAMED_A_DOUBLING))
+            }
         };
         let instead = |free: &mut FreeSpace, end, spared| {
             let got = free.take_pieces_inside(end, few.min(free.beyond(spared)));
             Some(got).filter(|got| !got.is_empty())
         };
-        self.take_with(scattered, instead)
+        self.take_with(taker, scattered, instead)
     }
 
     /// As [`Tree::take_extents`], in one piece; `least` will do where there is no room for more.
-    pub(super) fn take_extent(&self, least: u32, few: u32, pages: u32) -> Result<Extent> {
+    pub(super) fn take_extent(&self, taker: Taker, least: u32, few: u32, pages: u32) -> Result<Extent> {
         let few = few.max(least).min(pages);
         let take = |free: &mut FreeSpace, now: &Now| match now.full {
             true => free.take_sparing(few, now.spared).map(|extent| [extent]),
-            false => free.take(pages).map(|extent| [extent]),
+            false => free.take_beside(pages, now.spared).map(|extent| [extent]),
         };
         let instead = |free: &mut FreeSpace, end, spared| {
             free.take_inside(end, least, few.min(free.beyond(spared))).map(|extent| [extent])
         };
-        self.take_with(take, instead).map(|[extent]| extent)
+        self.take_with(taker, take, instead).map(|[extent]| extent)
     }
 
     /// Takes `pages` below the page `mark`; nothing, if there are too few.
     pub(super) fn take_below(&self, mark: u32, pages: u32, least: u32) -> Result<Vec<Extent>> {
-        self.take_with(|free, _| Ok(free.take_below(mark, pages, least)), |_, _, _| None)
+        self.take_with(Taker::Merge, |free, _| Ok(free.take_below(mark, pages, least)), |_, _, _| None)
     }
 
     /// `instead` is told the end of the store, and how many pages are to stay free.
     fn take_with<T: AsMut<[Extent]>>(
         &self,
+        taker: Taker,
         take: impl FnOnce(&mut FreeSpace, &Now) -> Result<T>,
         instead: impl FnOnce(&mut FreeSpace, u32, u32) -> Option<T>,
     ) -> Result<T> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
-        let now = Now { named: ledger.named(), full: ledger.full, spared: ledger.for_the_flip() };
-        let instead = |free: &mut FreeSpace, end| instead(free, end, now.spared);
+        let spared = ledger.kept_from(taker, 0, &self.host);
+        let now = Now { named: ledger.named(), full: ledger.full, spared };
+        let spared = ledger.kept_on_full_disk(taker, 0);
+        let instead = |free: &mut FreeSpace, end| instead(free, end, spared);
         let mut got = self.take_reached(&mut ledger, |free| take(free, &now), instead)?;
         let taken = got.as_mut();
         let mut seq = ledger.manifest.next_seq;
@@ -159,16 +162,24 @@ impl<H: Host> Tree<'_, H> {
 
     /// Takes extents, to whose ends the store reaches then. Where it has no room to grow: what `instead` finds below its end,
     /// which it is told; that may be less.
-    fn take_reached<T: AsMut<[Extent]>>(
+    pub(super) fn take_reached<T: AsMut<[Extent]>>(
         &self,
         ledger: &mut Ledger,
         take: impl FnOnce(&mut FreeSpace) -> Result<T>,
         instead: impl FnOnce(&mut FreeSpace, u32) -> Option<T>,
     ) -> Result<T> {
         let before = ledger.free.high();
-        let mut got = scope::with(|| take(&mut ledger.free))?;
+        let mut got = scope::with(|| {
+            let got = take(&mut ledger.free);
+            if got.is_err() {
+                ledger.free.end_by(before);
+            }
+            got
+        })?;
         let taken = got.as_mut();
         let end = taken.iter().map(|extent| extent.end().0).max().unwrap_or(0);
+        // What was added and is to stay free, too.
+        let end = if ledger.free.high() > before { ledger.free.high() } else { end };
         match self.host.extend(end) {
             Ok(()) => {
                 ledger.full &= end <= before;
@@ -348,20 +359,23 @@ impl<H: Host> Tree<'_, H> {
         Ok(())
     }
 
-    /// For hosts whose row log lives in the page store: a fresh log extent, named in the meta page. To be called with
-    /// the tail's latch held.
-    pub fn add_log_extent(&self, generation: L0Id, tail: u16, least: u32) -> Result<LogExtent> {
+    /// For hosts whose row log lives in the page store: a fresh log extent, named in the meta page. `deletes`: it is wanted for
+    /// tombstones alone. To be called with the tail's latch held.
+    pub fn add_log_extent(&self, generation: L0Id, tail: u16, least: u32, deletes: bool) -> Result<LogExtent> {
+        let taker = if deletes { Taker::Delete } else { Taker::Write };
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
         let held: u32 =
             ledger.manifest.log_extents.iter().filter(|l| l.generation == generation).map(|l| l.extent.pages).sum();
         let pages = log_extent(held, least, ledger.manifest.log_extents.len());
         let small = if ledger.manifest.log_extents.len() < SMALL_LOG_EXTENTS { 1 } else { pages };
-        let logged = ledger.logged();
+        let (kept, without) = (ledger.kept_from(taker, pages, &self.host), ledger.kept_on_full_disk(taker, 0));
+        // For each page that is taken another one is kept back.
         let instead = |free: &mut FreeSpace, end| {
-            free.take_inside(end, small, pages.min(free.beyond(logged))).map(|extent| [extent])
+            let most = free.beyond(without) / 2;
+            free.take_inside(end, small, pages.min(most)).map(|extent| [extent])
         };
-        let [mut extent] = self.take_reached(&mut ledger, |free| Ok([free.take(pages)?]), instead)?;
+        let [mut extent] = self.take_reached(&mut ledger, |free| Ok([free.take_beside(pages, kept)?]), instead)?;
         let mut next = ledger.manifest.clone();
         extent.seq = next.next_seq;
         next.next_seq = ExtentSeq(extent.seq.0 + 1);
@@ -402,7 +416,8 @@ impl<H: Host> Tree<'_, H> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
         let before = scope::with(|| ledger.free.clone());
-        let high = ledger.free.trim();
+        let kept = ledger.kept_from(Taker::Write, 0, &self.host);
+        let high = ledger.free.trim(kept);
         if high == before.high() {
             return Ok(0);
         }
@@ -426,6 +441,8 @@ impl<H: Host> Tree<'_, H> {
 /// before it was committed.
 pub(super) struct Building<'t, 'a, H: Host> {
     tree: &'t Tree<'a, H>,
+    /// A flush or a merge.
+    taker: Taker,
     taken: Vec<Extent>,
     /// Place in `taken` of the extent that is being filled, and pages used in it.
     filling: usize,
@@ -450,11 +467,11 @@ fn first_taken(estimate: u64) -> u32 {
 }
 
 impl<'t, 'a, H: Host> Building<'t, 'a, H> {
-    pub fn new(tree: &'t Tree<'a, H>, estimate: u64, memory: usize) -> Result<Self> {
+    pub fn new(tree: &'t Tree<'a, H>, taker: Taker, estimate: u64, memory: usize) -> Result<Self> {
         let least = LEAST_PIECE;
-        let taken = tree.take_extents(first_taken(estimate), few_taken(0), least)?;
+        let taken = tree.take_extents(taker, first_taken(estimate), few_taken(0), least)?;
         let batch = Vec::with_capacity(BATCH);
-        Ok(Building { tree, taken, filling: 0, used: 0, batch, written: 0, memory, least, estimate })
+        Ok(Building { tree, taker, taken, filling: 0, used: 0, batch, written: 0, memory, least, estimate })
     }
 
     fn extent(&self) -> Result<Extent> {
@@ -483,7 +500,8 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
             let most =
                 u64::from(most_taken(MOST_TAKEN, self.taken.len())).min(self.estimate.saturating_sub(sofar.into()));
             let most = u32::try_from(most).unwrap_or(u32::MAX).max(MOST_TAKEN);
-            let more = self.tree.take_extents((sofar / 2).clamp(32, most), few_taken(self.taken.len()), self.least)?;
+            let (pages, few) = ((sofar / 2).clamp(32, most), few_taken(self.taken.len()));
+            let more = self.tree.take_extents(self.taker, pages, few, self.least)?;
             self.taken.extend(more);
         }
         Ok(())
@@ -525,7 +543,7 @@ impl<'t, 'a, H: Host> Building<'t, 'a, H> {
     pub fn go_on(&mut self, estimate: u64) -> Result<()> {
         // What a merge gives back are small pieces at first. They grow together, and a run of fewer is read faster.
         self.least = LEAST_PIECE.max(first_taken(estimate) / PIECES_OF_SLICE);
-        self.taken = self.tree.take_extents(first_taken(estimate), few_taken(0), self.least)?;
+        self.taken = self.tree.take_extents(self.taker, first_taken(estimate), few_taken(0), self.least)?;
         self.estimate = estimate;
         Ok(())
     }

@@ -16,6 +16,7 @@
 //! | `behind` | a superversion that could not be installed after its flip |
 //! | `barren` | where scans begin and nothing lives |
 //! | `sink` | pages at the end of the store move down, so that the end can be given back |
+//! | `full_disk` | what is kept back for a full disk, and done there |
 //! | `ledger` | extents and flips: how the manifest changes |
 //! | `value_log`, `value_write`, `value_space` | large bodies: reading, writing, what becomes of their extents |
 //! | `load` | from pages to shared state |
@@ -32,6 +33,7 @@ mod check;
 mod compact;
 mod flush;
 mod follow;
+mod full_disk;
 mod garbage;
 mod given_up;
 mod guide;

@@ -185,6 +185,12 @@ fn whole(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
     (runs.len() > 1 || oldest.tombstones > 0).then_some(Job { runs: 0..runs.len(), level })
 }
 
+/// The same, if all of them may be merged with each other.
+pub fn everything(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
+    let all = whole(runs, options)?;
+    keep_apart(runs, all.clone()).filter(|job| *job == all)
+}
+
 /// The lowest level that has enough runs. Higher levels that would be full with the result are taken along.
 fn full_level(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
     let mut job: Option<Job> = None;

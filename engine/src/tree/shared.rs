@@ -98,6 +98,8 @@ pub struct Ledger {
     pub free: FreeSpace,
     /// There was no room on the disk when the store was last to grow.
     pub full: bool,
+    /// By how many pages it could grow when that was last asked, if the host knows.
+    pub left: Option<u64>,
     /// Given up by a flip, but superversions that name them may still be pinned.
     pub limbo: Vec<Limbo>,
     /// Out of limbo, but readers elsewhere may need them.
@@ -235,6 +237,7 @@ impl<H: Host> Shared<H> {
                 freed,
                 reuse_told: 0,
                 full: false,
+                left: None,
                 body_sinks: false,
                 values: ValueSpace::default(),
             }),

@@ -27,6 +27,7 @@ use crate::mutation::Pause;
 use crate::pieces::Pieces;
 use crate::run::{Cut, PageSink, RunWriter};
 use crate::tree::compact::Merge;
+use crate::tree::full_disk::slice_of;
 use crate::tree::ledger::Building;
 use crate::tree::value_write::ValueWriter;
 use crate::tree::version::SuperVersion;
@@ -57,11 +58,10 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    /// `oldest`: committed writers below it are visible to all; `pages`: those of the page store.
-    pub fn new(inputs: &[Arc<RunDesc>], oldest: Writer, pages: u32) -> Result<Slices> {
+    /// `oldest`: committed writers below it are visible to all; `each`: data pages of a slice.
+    pub fn new(inputs: &[Arc<RunDesc>], oldest: Writer, each: u32) -> Result<Slices> {
         let ends = inputs.last().zip(inputs.first()).map(|(old, new)| (old.first_l0, new.last_l0));
         let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
-        let each = LEAST_SLICE.max(pages / PART_OF_STORE);
         let all: u64 = inputs.iter().map(|run| run.pages()).sum();
         // Runs with writers who have not ended are not merged with others, and what was begun must be merged whole.
         let finished = inputs.iter().all(|run| run.settled || run.shape.max_writer < oldest);
@@ -73,6 +73,11 @@ impl Slices {
     /// Data pages of a slice, if there are any.
     pub fn each(&self) -> Option<u32> {
         self.each
+    }
+
+    /// The next one has so many, if there are any.
+    pub fn go_on(&mut self, each: u32) {
+        self.each = self.each.map(|_| each);
     }
 
     /// Whether enough was written since the last one.
@@ -151,6 +156,13 @@ fn divide(extents: &[Extent], pages: u32) -> (Vec<Extent>, Vec<Extent>) {
 }
 
 impl<H: Host> Tree<'_, H> {
+    /// Data pages of a slice of a merge of so many pages, as things are.
+    pub(super) fn slice_pages(&self, all: u64) -> u32 {
+        let usual = LEAST_SLICE.max(self.shared.tail().1 / PART_OF_STORE);
+        let small = |free| u32::try_from(slice_of(free, all)).unwrap_or(usual);
+        self.shared.pages_for_merges().map_or(usual, |free| small(free).min(usual))
+    }
+
     /// Makes a slice of what was written since the last one, and cuts the inputs: this is `left` of them. What is written next needs
     /// extents ([`Building::go_on`]).
     pub(super) fn end_slice(

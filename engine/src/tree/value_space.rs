@@ -25,6 +25,7 @@ use crate::error::{Consumer, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Flip, Host};
 use crate::manifest::{Manifest, RunDesc};
+use crate::tree::full_disk::Taker;
 use crate::tree::pick::Job;
 use crate::tree::shared::{Ledger, Limbo, Owner};
 use crate::tree::value_write::pages_of;
@@ -140,20 +141,23 @@ impl<H: Host> Tree<'_, H> {
         let shared = (held / 16).clamp(LEAST_SHARED, MOST_SHARED) as u32;
         let own = pages > shared / 4;
         let (want, before) = (if own { pages } else { shared }, ledger.free.high());
-        let mut extent = scope::with(|| ledger.free.take(want))?;
+        let kept = ledger.kept_from(Taker::Write, 0, &self.host);
+        let mut extent = scope::with(|| ledger.free.take_beside(want, kept))?;
+        let high = ledger.free.high();
+        let end = if high > before { high } else { extent.end().0 };
         let mut grown = Ok(());
         if own {
             // A large extent: others need not wait until the file has grown by so much.
             drop(ledger);
-            grown = self.host.extend(extent.end().0);
+            grown = self.host.extend(end);
             ledger = self.shared.ledger.lock();
         }
-        if let Err(failed) = grown.and_then(|()| self.host.extend(extent.end().0)) {
-            let logged = ledger.logged();
-            let instead = |free: &mut FreeSpace, end| free.take_inside(end, pages, want.min(free.beyond(logged)));
+        if let Err(failed) = grown.and_then(|()| self.host.extend(end)) {
+            let kept = ledger.kept_on_full_disk(Taker::Write, 0);
+            let instead = |free: &mut FreeSpace, end| free.take_inside(end, pages, want.min(free.beyond(kept)));
             extent = self.take_instead(&mut ledger, before, &[extent], failed, instead)?;
         } else {
-            ledger.full &= extent.end().0 <= before;
+            ledger.full &= end <= before;
         }
         let full = ledger.values.filling.filter(|_| !own);
         let tail = full.map(|f| rest(f.extent, f.used));

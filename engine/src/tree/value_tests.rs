@@ -7,6 +7,7 @@ use crate::host::Budgets;
 use crate::options::TreeOptions;
 use crate::page::{CAPACITY, CONTENT};
 use crate::row::ValuePointer;
+use crate::tree::full_disk::Taker;
 use crate::types::*;
 use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
@@ -314,6 +315,8 @@ fn nothing_is_left_of_deleted_values() {
 fn bytes_without_a_row_are_found_and_freed() {
     let mut table = Table::new();
     table.put(b"a", &body(100_000, 1));
+    // Or its flush would help the next one.
+    table.flush();
     // A writer that fails while it writes its bytes, one that ends in between, and one that aborts.
     table.host.world.borrow_mut().no_room = true;
     assert!(table.try_put(b"b", Some(&body(200_000, 1)), Fate::Committed).is_err());
@@ -478,7 +481,7 @@ fn a_flush_finds_its_room_on_a_full_disk() {
     put_all(0..60);
     // Some pages are free, in one piece, and there will be no more.
     let (tree, spare) = (table.tree(), 14);
-    let free = tree.take_extent(spare, spare, spare).unwrap();
+    let free = tree.take_extent(Taker::Flush, spare, spare, spare).unwrap();
     tree.give_extents(&[free]);
     table.host.world.borrow_mut().room = Some(pages());
     tree.rotate().unwrap();

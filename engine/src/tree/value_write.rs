@@ -8,6 +8,7 @@ use crate::manifest::ValueUse;
 use crate::options::MAX_INLINE_ROW;
 use crate::page::{PageBuf, PageKind, CAPACITY, CONTENT};
 use crate::row::{max_record_len, ValuePointer};
+use crate::tree::full_disk::Taker;
 use crate::tree::ledger::{few_taken, most_taken};
 use crate::tree::value_log::MAX_VALUE;
 use crate::tree::{Appended, NewRow, Tree};
@@ -113,6 +114,7 @@ impl Filler {
 /// point to. What it has taken is given back when it is dropped before it was committed.
 pub(super) struct ValueWriter<'t, 'a, H: Host> {
     tree: &'t Tree<'a, H>,
+    taker: Taker,
     /// Extents that are to be emptied.
     moved: BTreeSet<ExtentSeq>,
     uses: BTreeMap<ExtentSeq, u64>,
@@ -133,9 +135,10 @@ pub(super) struct Placed {
 
 impl<'t, 'a, H: Host> ValueWriter<'t, 'a, H> {
     /// About so many bytes will come; values in the extents `moved` are to be moved out of them.
-    pub fn new(tree: &'t Tree<'a, H>, bytes: u64, moved: BTreeSet<ExtentSeq>) -> Self {
+    pub fn new(tree: &'t Tree<'a, H>, taker: Taker, bytes: u64, moved: BTreeSet<ExtentSeq>) -> Self {
         ValueWriter {
             tree,
+            taker,
             moved,
             uses: BTreeMap::new(),
             taken: Vec::new(),
@@ -149,7 +152,7 @@ impl<'t, 'a, H: Host> ValueWriter<'t, 'a, H> {
 
     /// After a piece of a merge was committed: for the next.
     pub fn like(other: &ValueWriter<'t, 'a, H>) -> Self {
-        ValueWriter::new(other.tree, other.expected, other.moved.clone())
+        ValueWriter::new(other.tree, other.taker, other.expected, other.moved.clone())
     }
 
     /// The row is about to be written to a run: sees to it that a large body is in the value log.
@@ -195,7 +198,8 @@ impl<'t, 'a, H: Host> ValueWriter<'t, 'a, H> {
             };
             let pages = pages_of(self.expected).clamp(LEAST_TAKEN, most).max(pages_of(length));
             let pages = u32::try_from(pages).map_err(|_| too_long(length))?;
-            let extent = self.tree.take_extent(pages_of(length) as u32, few_taken(self.taken.len()), pages)?;
+            let few = few_taken(self.taken.len());
+            let extent = self.tree.take_extent(self.taker, pages_of(length) as u32, few, pages)?;
             self.taken.push(extent);
             self.filler = Some(Filler::new(extent));
         }

@@ -55,10 +55,15 @@ impl<H: Host> Tree<'_, H> {
             true => rows.get(..MOST_STRIPED).unwrap_or(rows),
             false => rows,
         };
-        if rows.iter().any(|row| self.is_too_long(row)) {
-            return self.append_large(rows);
+        let large = rows.iter().any(|row| self.is_too_long(row));
+        let try_once = || if large { self.append_large(rows) } else { self.append_rows(rows) };
+        for _ in 0..MOST_ROTATIONS {
+            match try_once() {
+                Err(Error::NoSpace(_)) if self.flush_the_reserve()? => {}
+                appended => return appended,
+            }
         }
-        self.append_rows(rows)
+        try_once()
     }
 
     /// Appends rows whose records fit the row log.
@@ -263,7 +268,7 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Freezes the memtable of this generation, unless another has done so already.
-    fn rotate_from(&self, full: L0Id) -> Result<()> {
+    pub(super) fn rotate_from(&self, full: L0Id) -> Result<()> {
         let frozen = self.pin().frozen.len();
         if frozen >= self.shared.options.max_frozen() as usize {
             self.shared.counters.stalls.fetch_add(1, Relaxed);

@@ -58,6 +58,7 @@ use loosekv_engine::error::Result;
 use loosekv_engine::host::{Budgets, Flip, Host, Lagging, Saw, SideFile, Work};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
+use loosekv_engine::row::are_tombstones;
 use loosekv_engine::row_cache::RowCache;
 use loosekv_engine::tree::{unpin_by_force, SuperVersion, Tree};
 use loosekv_engine::types::{Extent, L0Id, LogAddr, PageNo};
@@ -202,6 +203,10 @@ impl Host for PgHost {
         caught::catch(|| self.grow(pages))
     }
 
+    fn room_to_grow(&self) -> Option<u64> {
+        caught::catch(|| Ok(self.room_on_disk())).ok().flatten()
+    }
+
     fn shrink(&self, pages: u32) -> Result<()> {
         self.cut(pages)
     }
@@ -221,7 +226,8 @@ impl Host for PgHost {
         records: &[&[u8]],
         link: &mut dyn FnMut(usize, LogAddr),
     ) -> Result<()> {
-        let mut more = |generation, tail, pages| tree.add_log_extent(generation, tail, pages);
+        let deletes = || are_tombstones(records);
+        let mut more = |generation, tail, pages| tree.add_log_extent(generation, tail, pages, deletes());
         self.append_records(&tree.shared().log, &mut more, generation, records, link)
     }
 

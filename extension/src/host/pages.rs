@@ -261,6 +261,12 @@ impl PgHost {
         result
     }
 
+    /// See [`loosekv_engine::host::Host::room_to_grow`].
+    pub(super) fn room_on_disk(&self) -> Option<u64> {
+        // SAFETY: the relation is open, so its file is.
+        room::blocks_left(unsafe { (*self.smgr()).smgr_rnode })
+    }
+
     fn grow_locked(&self, pages: u32) -> Result<()> {
         let mut length = self.file_pages();
         while length < pages {

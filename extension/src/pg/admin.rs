@@ -110,7 +110,7 @@ fn loosekv_compact(table: Oid) {
     not_in_recovery(c"loosekv.compact()");
     with_table(table, pg_sys::RowExclusiveLock, is_owner, |open| {
         table_vacuum::flush(open);
-        table_vacuum::merge(open, true);
+        table_vacuum::merge_all(open);
     });
 }
 

@@ -9,6 +9,10 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::ffi::{c_char, CStr};
 
+/// What helps where the disk is full.
+pub const NO_SPACE: &str =
+    "Check free disk space, or delete rows: that is possible, and VACUUM then finds room for others.";
+
 /// Raises an error.
 pub fn raise(code: PgSqlErrorCode, message: impl Into<String>, hint: Option<&str>) -> ! {
     let mut report = ErrorReport::new(code, message.into(), "loosekv");
@@ -55,13 +59,17 @@ fn report(rel: pg_sys::Relation, error: &Error) -> ! {
                  loosekv.shared_memory and restart the server.",
             ),
         ),
-        Error::NoSpace(_) => (PgSqlErrorCode::ERRCODE_DISK_FULL, None),
+        Error::NoSpace(_) => (PgSqlErrorCode::ERRCODE_DISK_FULL, Some(NO_SPACE)),
         Error::Invalid(_) => (PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, None),
         Error::Unavailable(_) => (PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, None),
         Error::Io { .. } => (PgSqlErrorCode::ERRCODE_IO_ERROR, None),
     };
-    let message = sight::of_message(rel, error.to_string());
-    raise(code, format!("table \"{}\": {message}", relation_name(rel)), hint)
+    raise(code, message(rel, error), hint)
+}
+
+/// What went wrong with the table.
+pub fn message(rel: pg_sys::Relation, error: &Error) -> String {
+    format!("table \"{}\": {}", relation_name(rel), sight::of_message(rel, error.to_string()))
 }
 
 /// A duplicate key, in memory of the current context, ready to be raised.

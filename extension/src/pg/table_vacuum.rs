@@ -1,15 +1,18 @@
 //! VACUUM: flush, merge what is due, rid the secondary indexes of entries without a row, advance relfrozenxid, count.
 
 use super::dead_rows::DeadRows;
-use super::{catalog, xact};
+use super::{catalog, error, xact};
 use crate::host::maintenance::Maintenance;
 use crate::host::{interrupt, progress, PgHost};
 use crate::table::Open;
 use crate::work::pace;
+use loosekv_engine::error::{Error, Result};
 use loosekv_engine::manifest::RunDesc;
 use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::Relation;
 use pgrx::prelude::*;
+use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::ffi::c_void;
 
 #[pg_guard]
@@ -24,8 +27,9 @@ pub unsafe extern "C-unwind" fn vacuum(
         let oldest = xact::oldest_visible(rel);
         let open = Open::new(rel);
         flush(&open);
-        merge(&open, false);
-        settle(&open);
+        let merged = merge(&open, false);
+        let settled = if matches!(merged, Ok(()) | Err(Error::NoSpace(_))) { settle(&open) } else { Ok(()) };
+        as_far_as_there_is_room(&open, merged.and(settled));
         let has_indexes = (*(*rel).rd_rel).relhasindex;
         let rows = live_rows(&open);
         if has_indexes && (*params).index_cleanup != pg_sys::VacOptValue::VACOPTVALUE_DISABLED {
@@ -83,27 +87,46 @@ pub fn flush(open: &Open) {
     progress::ended();
 }
 
-/// Merges what is due (`all`: everything into one run).
-pub fn merge(open: &Open, all: bool) {
-    // SAFETY: as above.
-    let lock = unsafe { Maintenance::lock(open.rel) };
-    while open.ok(interrupt::held(|| open.tree.compact_one(all))) {
-        pgrx::check_for_interrupts!();
+/// Merges everything into one run.
+pub fn merge_all(open: &Open) {
+    open.ok(merge(open, true));
+}
+
+/// VACUUM has more to do than merges: it goes on where the disk has no room for one.
+fn as_far_as_there_is_room(open: &Open, merged: Result<()>) {
+    match merged {
+        Err(full @ Error::NoSpace(_)) => {
+            let what = format!("{}; its runs are not merged", error::message(open.rel, &full));
+            let report = ErrorReport::new(PgSqlErrorCode::ERRCODE_DISK_FULL, what, "loosekv");
+            report.set_hint(error::NO_SPACE).report(PgLogLevel::WARNING);
+        }
+        merged => open.ok(merged),
     }
-    drop(lock);
+}
+
+fn merge(open: &Open, all: bool) -> Result<()> {
+    let merged = maintain(open, || open.tree.compact_one(all));
     pace::update(&open.tree);
-    progress::ended();
+    merged
 }
 
 /// Settles every run whose writers have all ended, so that none of them needs to be looked up ever again.
-fn settle(open: &Open) {
+fn settle(open: &Open) -> Result<()> {
+    maintain(open, || open.tree.settle_one())
+}
+
+/// Does something until there is nothing more to do.
+fn maintain(open: &Open, piece: impl Fn() -> Result<bool>) -> Result<()> {
     // SAFETY: as above.
     let lock = unsafe { Maintenance::lock(open.rel) };
-    while open.ok(interrupt::held(|| open.tree.settle_one())) {
+    let mut done = Ok(true);
+    while matches!(done, Ok(true)) {
         pgrx::check_for_interrupts!();
+        done = interrupt::held(&piece);
     }
     drop(lock);
     progress::ended();
+    done.map(|_| ())
 }
 
 /// The runs, oldest first.

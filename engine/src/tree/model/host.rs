@@ -124,6 +124,10 @@ impl Host for TestHost {
         world.fault("extend")?;
         world.extend(pages as usize)
     }
+    fn room_to_grow(&self) -> Option<u64> {
+        let world = self.world.borrow();
+        world.room.map(|room| room.saturating_sub(world.disk.pages.len()) as u64)
+    }
     fn shrink(&self, _pages: u32) -> Result<()> {
         Ok(())
     }

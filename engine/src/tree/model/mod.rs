@@ -21,6 +21,7 @@
 
 mod barren;
 mod check;
+mod full_disk;
 mod host;
 mod mutations;
 mod scenarios;
@@ -34,6 +35,7 @@ use crate::options::{Compression, TreeOptions};
 use crate::page::{PageBuf, PageKind};
 use crate::row::encode_record;
 use crate::run::PageSink;
+use crate::tree::full_disk::Taker;
 use crate::tree::ledger::Building;
 use crate::types::*;
 pub(super) use host::{TestHorizon, TestHost};
@@ -566,7 +568,7 @@ fn many_small_pieces_under_construction_fit_the_meta_page() {
         (ledger.manifest.version, ledger.manifest.next_seq) = (1 << 30, ExtentSeq(1 << 30));
     }
     let tree = run.tree();
-    let mut building = Building::new(&tree, u64::MAX, 0).unwrap();
+    let mut building = Building::new(&tree, Taker::Merge, u64::MAX, 0).unwrap();
     let mut sink = &mut building;
     for _ in 0..32 * PIECES {
         let mut page = PageBuf::ZERO;

@@ -13,6 +13,7 @@
 //! A mutation is run with one seed after the other until something panics; none may survive [`MOST`] seeds.
 
 use super::barren::*;
+use super::full_disk::what_was_logged_can_be_flushed;
 use super::scenarios::*;
 use super::{run_seed, Trouble};
 use crate::host::Budget;
@@ -101,6 +102,7 @@ const TABLE: &[(Mutation, By)] = &[
     (FailedFlipLeaks, Model(Faulty)),
     (AbandonedLeaks, Model(Faulty)),
     (RefusedPagesStay, Model(Faulty)),
+    (NothingReserved, Scenario(what_was_logged_can_be_flushed)),
     (UnreadNotSeenByAll, Model(Calm)),
     (UnreadTombstone, Model(Calm)),
     (ScannedRowTakenForNewest, Model(Calm)),

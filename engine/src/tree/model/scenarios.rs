@@ -4,7 +4,7 @@ use super::check;
 use super::host::TestHost;
 use super::world::Snapshot;
 use super::{Run, SweepCursor, TreeOptions, Trouble};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::mutation::Pause;
 use crate::tree::{pick, Direction, Hint, NewRow, Observed, Tree};
 use crate::types::*;
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(super) type Rows<'r> = &'r [(&'r [u8], Option<&'r [u8]>)];
 
 /// What `flush` takes, of rows that own their keys and bodies.
-fn borrowed<K: AsRef<[u8]>, B: AsRef<[u8]>>(rows: &[(K, Option<B>)]) -> Vec<(&[u8], Option<&[u8]>)> {
+pub(super) fn borrowed<K: AsRef<[u8]>, B: AsRef<[u8]>>(rows: &[(K, Option<B>)]) -> Vec<(&[u8], Option<&[u8]>)> {
     rows.iter().map(|(key, body)| (key.as_ref(), body.as_ref().map(B::as_ref))).collect()
 }
 
@@ -83,7 +83,7 @@ impl Run {
         flush(&self.tree(), writer, rows).unwrap();
     }
 
-    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
         let mut out = RowBuf::default();
         let found = self.tree().find(key, |_, _| Verdict::Take, &mut out).unwrap();
         (found.taken && !out.head.flags.is_tombstone()).then_some(out.body)
@@ -536,7 +536,7 @@ impl Begun {
     }
 }
 
-fn sixty(i: u32) -> [u8; 4] {
+pub(super) fn sixty(i: u32) -> [u8; 4] {
     i.to_be_bytes()
 }
 
@@ -652,53 +652,6 @@ fn a_run_that_was_moved_and_not_installed_keeps_its_pages() {
     is_right();
     check::sound(&tree);
     check::space_at_rest(&tree);
-}
-
-/// On a full disk the free pages are those that are there, and what fits into them is written, in small pieces if need be. A
-/// store whose end was never written to, and is gone after a crash, is read and written even so.
-#[test]
-fn a_full_disk_is_used_up() {
-    let mut run = calm();
-    let rows: Vec<_> = (0..60).map(|i| (sixty(i), Some(vec![i as u8; 3000]))).collect();
-    (1..3).for_each(|writer| run.flush(writer, &borrowed(&rows)));
-    while run.tree().compact_one(true).unwrap() {}
-    check::space_at_rest(&run.tree());
-    let pages = |run: &Run| run.host.world.borrow().disk.pages.len() as u32;
-    run.host.world.borrow_mut().room = Some(pages(&run) as usize);
-    let before = run.tree().shared().space();
-    assert_eq!((before.1, before.2), (u64::from(pages(&run)), 0));
-    for least in [before.0 as u32 + 1, 100_000] {
-        let refused = run.tree().take_extent(least, least, least);
-        assert!(matches!(refused, Err(Error::NoSpace(_))), "{refused:?}");
-        let refused = run.tree().take_value_pages(least, L0Id(3));
-        assert!(matches!(refused, Err(Error::NoSpace(_))), "{refused:?}");
-        assert_eq!(run.tree().shared().space(), before);
-        check::space(&run.tree());
-    }
-    for writer in 3..10 {
-        run.flush(writer, &[(b"other", Some(&[writer as u8; 300]))]);
-        assert_eq!(run.get(b"other"), Some(vec![writer as u8; 300]));
-        check::space(&run.tree());
-    }
-    // Of what is asked for as much is had as there is.
-    let free = run.tree().shared().space().0 as u32;
-    let some = run.tree().take_extent(1, free + 1, free + 1).unwrap();
-    assert!(some.pages > 0 && some.end().0 <= pages(&run));
-    run.tree().give_extents(&[some]);
-    check::space(&run.tree());
-    // Some pages more are handed out, and not written to.
-    run.host.world.borrow_mut().room = None;
-    let tall = pages(&run);
-    let unwritten = run.tree().take_extent(500, 500, 500).unwrap();
-    run.host.world.borrow_mut().disk.pages.truncate(tall as usize);
-    assert!(unwritten.end().0 > tall);
-    run.host.world.borrow_mut().room = Some(tall as usize);
-    run.crash();
-    assert_eq!(run.get(b"other"), Some(vec![9; 300]));
-    run.flush(10, &[(b"other", Some(b"ten"))]);
-    assert_eq!(run.get(b"other").as_deref(), Some(&b"ten"[..]));
-    check::sound(&run.tree());
-    check::space(&run.tree());
 }
 
 /// Writers are slowed for what a merge would drop, not for what somebody needs.
