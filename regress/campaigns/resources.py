@@ -522,6 +522,30 @@ def deletes_on_full_disk(directory, servers, rng):
     return f"{', '.join(met)} rows deleted"
 
 
+def border_on_full_disk(directory, servers):
+    """The disk is full when the first file of a table is, and the next cannot grow: that is no error of PostgreSQL's, who would end the statement,
+    and small changes find room in what the refused one had taken."""
+    server = cluster(directory, servers, "border", "loosekv.memtable_size = '256kB'", "loosekv.workers = 0", "autovacuum = off")
+    disk = SmallDisk(os.path.join(directory, "border-disk"), 1024)
+    try:
+        server.sql(f"CREATE TABLESPACE border LOCATION '{disk.path}/space'",
+                   "CREATE UNLOGGED TABLE l9 (k int PRIMARY KEY, v text) USING loosekv TABLESPACE border",
+                   "ALTER TABLE l9 ALTER v SET STORAGE EXTERNAL")
+        each, rows = 16, 0
+        while attempt(server, f"INSERT INTO l9 SELECT i, repeat('v', 1 << 20) FROM generate_series({rows}, {rows + each - 1}) i", codes=(NO_DISK,)):
+            rows += each
+        server.sql("INSERT INTO l9 SELECT i, 'w' FROM generate_series(100000, 100999) i", "SELECT loosekv.flush('l9')")
+        found = server.sql("SELECT count(*) FROM l9", "SELECT pg_relation_size('l9') >> 30", "SELECT * FROM loosekv.check('l9')")
+        with open(server.log, errors="replace") as log:
+            told = [line for line in log if "could not extend" in line]
+        if found.split() != [str(rows + 1000), "1"] or told:
+            raise lib.Failure(f"on a full disk at the border of two files, with {rows} rows: {found[:500]}, {told[:3]}")
+        server.kill_all()
+    finally:
+        disk.gone()
+    return "at the border of two files"
+
+
 def killed_for(group):
     """How often the kernel has killed for want of memory in a control group."""
     path = group.paths["memory"]
@@ -685,7 +709,7 @@ def main(directory, servers):
     full_disk = disk_full(directory, server, rng, 3 if lib.SHORT else 20)
     server.kill_all()
     stages = flush_on_full_disk(directory, servers, rng, 2 if lib.SHORT else 12)
-    stages += f", {free_pages_on_full_disk(directory, servers)}, {deletes_on_full_disk(directory, servers, rng)}"
+    stages += f", {free_pages_on_full_disk(directory, servers)}, {deletes_on_full_disk(directory, servers, rng)}, {border_on_full_disk(directory, servers)}"
     killed = out_of_memory(directory, servers, rng, 2 if lib.SHORT else 20)
     panics = wal_full(directory, servers, rng, 1 if lib.SHORT else 5)
     return (f"memory full at {full}, {unindexed} runs beyond the index's memory, {beyond} rows with 16 MB, {refused} connections refused, {tables} tables, "

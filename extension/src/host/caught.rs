@@ -6,6 +6,7 @@
 //! In between the transaction is lost already: nobody may swallow the error and go on.
 
 use loosekv_engine::error::{Error, Result};
+use pgrx::pg_sys::panic::CaughtError;
 use std::any::Any;
 use std::fmt;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
@@ -22,7 +23,14 @@ impl fmt::Debug for Caught {
 
 impl fmt::Display for Caught {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an error of PostgreSQL")
+        let panic = self.0.lock();
+        let cause = panic.iter().find_map(|panic| panic.as_ref()?.downcast_ref::<CaughtError>());
+        let message = cause.map(|cause| match cause {
+            CaughtError::PostgresError(report)
+            | CaughtError::ErrorReport(report)
+            | CaughtError::RustPanic { ereport: report, .. } => report.message(),
+        });
+        f.write_str(message.unwrap_or("an error of PostgreSQL"))
     }
 }
 

@@ -270,9 +270,7 @@ impl PgHost {
     fn grow_locked(&self, pages: u32) -> Result<()> {
         let mut length = self.file_pages();
         while length < pages {
-            // A new segment is begun by one block, and the others can be set aside.
-            let step = if room::begins_segment(length) { 1 } else { BLOCKS_A_STEP };
-            let upto = pages.min(length + step).min(room::segment_end(length));
+            let upto = pages.min(length + BLOCKS_A_STEP).min(room::segment_end(length));
             let smgr = self.smgr();
             // SAFETY: the relation is open, so its file is.
             let node = unsafe { (*smgr).smgr_rnode };

@@ -5,6 +5,7 @@
 //! aside, so that a full disk is still noticed when the file grows and not when a page is written back. And it is noticed
 //! without an ERROR of PostgreSQL: whoever wanted the blocks can do with others.
 
+use crate::pg::bindings;
 use pgrx::pg_sys;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::OpenOptions;
@@ -12,6 +13,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 /// What came of it.
@@ -23,15 +25,19 @@ pub(super) enum Room {
     Unknown,
 }
 
-/// First block of a file, or of its next segment: there is no file to set it aside in.
-pub(super) fn begins_segment(block: u32) -> bool {
-    block.is_multiple_of(pg_sys::RELSEG_SIZE)
-}
-
-/// Makes the main fork `upto` blocks long, with zeros from block `from` on, which is its end. They are of one segment.
+/// Makes the main fork `upto` blocks long, with zeros from block `from` on, which is its end. They are of one segment, whose file is
+/// made if need be; that may stay behind empty, as PostgreSQL leaves those of a file that it cuts.
 pub(super) fn set_aside(file: pg_sys::RelFileNodeBackend, from: u32, upto: u32) -> Room {
     let segment = from / pg_sys::RELSEG_SIZE;
-    let Ok(opened) = OpenOptions::new().write(true).open(segment_path(file, segment)) else { return Room::Unknown };
+    // SAFETY: set before any process is started.
+    let mode = unsafe { bindings::pg_file_create_mode };
+    let mut options = OpenOptions::new();
+    options.write(true).create(from.is_multiple_of(pg_sys::RELSEG_SIZE)).mode(mode as u32);
+    let opened = match options.open(segment_path(file, segment)) {
+        Ok(opened) => opened,
+        Err(failed) if is_full(&failed) => return Room::Full(failed),
+        Err(_) => return Room::Unknown,
+    };
     let bytes = |blocks: u32| libc::off64_t::from(blocks) * libc::off64_t::from(pg_sys::BLCKSZ);
     let start = bytes(from % pg_sys::RELSEG_SIZE);
     // SAFETY: the file is open.
@@ -39,9 +45,10 @@ pub(super) fn set_aside(file: pg_sys::RelFileNodeBackend, from: u32, upto: u32) 
         return Room::SetAside;
     }
     let failed = io::Error::last_os_error();
-    match failed.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Room::Full(failed),
-        _ => Room::Unknown,
+    if is_full(&failed) {
+        Room::Full(failed)
+    } else {
+        Room::Unknown
     }
 }
 
@@ -53,6 +60,10 @@ pub(super) fn blocks_left(file: pg_sys::RelFileNodeBackend) -> Option<u64> {
     let status = unsafe { (libc::statvfs64(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }?;
     // The owner's share is less than what root may use.
     Some(status.f_bavail.saturating_mul(status.f_frsize) / u64::from(pg_sys::BLCKSZ))
+}
+
+fn is_full(failed: &io::Error) -> bool {
+    matches!(failed.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// The end of a segment that begins at, or holds, the block.

@@ -65,6 +65,9 @@ extern "C-unwind" {
     pub static max_standby_archive_delay: i32;
     pub static max_standby_streaming_delay: i32;
 
+    // Not in pgrx's bindings: common/file_perm.h.
+    pub static pg_file_create_mode: i32;
+
     // Not in pgrx's bindings: access/bufmask.h.
     pub fn mask_page_lsn_and_checksum(page: pg_sys::Page);
     pub fn mask_unused_space(page: pg_sys::Page);
