@@ -99,3 +99,19 @@ COPY parts FROM STDIN;
 11	dup
 \.
 SELECT count(*) FROM parts;
+-- a key that is too long: the errors of the rows before it come first, and its own names its line
+CREATE TABLE words (w text COLLATE "C" PRIMARY KEY);
+INSERT INTO words VALUES ('there');
+CREATE FUNCTION copy_words(program text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE place text;
+BEGIN
+    EXECUTE format('COPY words FROM PROGRAM %L', program);
+    RETURN 'copied';
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS place = PG_EXCEPTION_CONTEXT;
+    RETURN concat_ws(' ', sqlstate, substring(place FROM 'COPY words, line \d+'));
+END $$;
+SELECT copy_words('echo new; echo there; seq 1 5000 | tr -d "\n"; echo; echo other');
+SELECT copy_words('echo new; seq 1 5000 | tr -d "\n"; echo; echo there; echo other');
+SELECT copy_words('echo new; echo other');
+SELECT * FROM words ORDER BY w;

@@ -268,7 +268,7 @@ unsafe fn raise_not_unique(table: Relation, index: Relation, key: *const std::ff
 
 unsafe extern "C-unwind" fn build_empty(_index: Relation) {}
 
-/// The table has decided already. Only a row that a speculative insertion did not write is news.
+/// The table has decided already. Only a row that it did not write is news.
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C-unwind" fn insert(
     index: Relation,
@@ -293,6 +293,7 @@ unsafe extern "C-unwind" fn insert(
     }
 }
 
+/// Describes it, or raises why the row can have no key.
 #[pg_guard]
 unsafe extern "C-unwind" fn describe_duplicate(
     table: Relation,
@@ -301,7 +302,16 @@ unsafe extern "C-unwind" fn describe_duplicate(
     nulls: *mut bool,
 ) -> *mut error::Duplicate {
     // SAFETY: the index's columns, as the executor made them.
-    unsafe { error::duplicate(table, (*index).rd_id, values, nulls) }
+    unsafe {
+        let open = Open::new(table);
+        let codec = &open.info.codec.key;
+        let columns = codec.columns().len();
+        let (of_key, null) = (std::slice::from_raw_parts(values, columns), std::slice::from_raw_parts(nulls, columns));
+        if let Err(e) = codec.encode(of_key, null, &mut Vec::new()) {
+            open.report_key(e);
+        }
+        error::duplicate(table, (*index).rd_id, values, nulls)
+    }
 }
 
 unsafe extern "C-unwind" fn bulk_delete(

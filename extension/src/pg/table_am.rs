@@ -299,27 +299,32 @@ unsafe extern "C-unwind" fn multi_insert_guarded(
     unsafe {
         let slots = std::slice::from_raw_parts(slots, usize::try_from(count).unwrap_or(0));
         let open = Open::new(rel);
-        let duplicate = with_drafts(slots.len(), |drafts| {
-            for (slot, draft) in slots.iter().zip(drafts.iter_mut()) {
-                open.draft(*slot, draft);
-            }
+        let told_later = open.info.key_index.is_some();
+        let refused = with_drafts(slots.len(), |drafts| {
+            let mut pairs = slots.iter().zip(drafts.iter_mut());
+            // The rows before one whose key cannot be come first.
+            let unfit = pairs.position(|(slot, draft)| match open.try_draft(*slot, draft) {
+                Err(e) if !told_later => open.report_key(e),
+                drafted => drafted.is_err(),
+            });
             let done = |i: usize, head: Head| slots::written(slots[i], &open, &head);
-            open.ok(write::insert_many(&open, drafts, xact::current_writer(), cid, done))
+            let fit = &drafts[..unfit.unwrap_or(slots.len())];
+            open.ok(write::insert_many(&open, fit, xact::current_writer(), cid, done)).or(unfit)
         });
-        if let Some(duplicate) = duplicate {
-            if open.info.key_index.is_none() {
-                return duplicate_of(&open, slots[duplicate]);
+        if let Some(refused) = refused {
+            if !told_later {
+                return duplicate_of(&open, slots[refused]);
             }
             // The key's `aminsert` is shown the rows one after the other, when PostgreSQL knows the line of each.
-            (*slots[duplicate]).tts_tableOid = open.relid();
-            (*slots[duplicate]).tts_tid = nowhere();
+            (*slots[refused]).tts_tableOid = open.relid();
+            (*slots[refused]).tts_tid = nowhere();
         }
-        raw::pgstat_count_heap_insert(rel, duplicate.unwrap_or(slots.len()) as i64);
+        raw::pgstat_count_heap_insert(rel, refused.unwrap_or(slots.len()) as i64);
         std::ptr::null_mut()
     }
 }
 
-/// A TID for a row that was not written for it is a duplicate. Other indexes may get to see it before the key does, and keep it until
+/// A TID for a row that was not written, for it is a duplicate or has no key that can be. Other indexes may get to see it before the key does, and keep it until
 /// they are vacuumed: no other row may have had it. A transaction that such an entry is left of is not given its number again.
 fn nowhere() -> pg_sys::ItemPointerData {
     const A_WRITER: u64 = 16;

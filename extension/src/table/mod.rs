@@ -21,6 +21,7 @@ pub mod tid;
 pub mod unread;
 pub mod write;
 
+use crate::codec::KeyError;
 use crate::host::process_local::ProcessLocal;
 use crate::host::PgHost;
 use crate::pg::{batch, error, xact};
@@ -136,19 +137,39 @@ impl Open {
     /// # Safety
     /// `slot` holds a row of this table.
     pub unsafe fn draft(&self, slot: *mut pg_sys::TupleTableSlot, draft: &mut Draft) {
+        // SAFETY: by the contract.
+        if let Err(e) = unsafe { self.try_draft(slot, draft) } {
+            self.report_key(e);
+        }
+    }
+
+    /// The same, where it is said later that the row's key cannot be.
+    ///
+    /// # Safety
+    /// `slot` holds a row of this table.
+    #[inline]
+    pub unsafe fn try_draft(
+        &self,
+        slot: *mut pg_sys::TupleTableSlot,
+        draft: &mut Draft,
+    ) -> std::result::Result<(), KeyError> {
         draft.key.clear();
         // SAFETY: by the contract; all attributes are fetched before they are read.
         unsafe {
             if self.info.is_keyed() {
                 let (values, nulls) = crate::pg::slot::all_attributes(slot);
-                if let Err(e) = self.info.codec.key.encode_row(values, nulls, &mut draft.key) {
-                    e.report(&self.name(), |column| self.key_column_name(column));
-                }
+                self.info.codec.key.encode_row(values, nulls, &mut draft.key)?;
             } else {
                 put_unkeyed(&mut draft.key);
             }
             self.draft_body(slot, &mut draft.body);
         }
+        Ok(())
+    }
+
+    /// Raises what is wrong with a key.
+    pub fn report_key(&self, error: KeyError) -> ! {
+        error.report(&self.name(), |column| self.key_column_name(column))
     }
 
     /// What the tree stores beside the key for the row in the slot.
