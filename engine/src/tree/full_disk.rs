@@ -11,8 +11,8 @@
 //! Where the disk has little room left the store grows ahead, and has a *reserve* of free pages. Those who bring something new are the
 //! first to be refused pages. As many as the row log has are for flushes alone: a flush finds room for its run, and gives the log's
 //! pages back. So who is refused some flushes, and tries again. And rows can be deleted, and the merges that find them get their pages
-//! back: on a full disk all runs are merged as soon as that gains a part of what they take, and no merge is begun that would not
-//! find the room that it needs at its end.
+//! back: when writers have little left all runs are merged as soon as that gains a part of what they take, and on a full disk no merge
+//! is begun that would not find the room that it needs at its end.
 
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -102,9 +102,9 @@ impl<H: Host> Shared<H> {
         Some(u32::try_from(pages).unwrap_or(u32::MAX))
     }
 
-    /// What is to be merged: everything, on a full disk, if that gains enough there.
+    /// What is to be merged: everything, if writers are about to be refused pages, and it gains enough.
     pub(super) fn pick_for_room(&self, view: &SuperVersion, whole: Option<Job>, pick: Option<Pick>) -> Option<Pick> {
-        let Some(free) = self.pages_for_merges() else { return pick };
+        let Some(free) = self.pages_for_merges().filter(|_| self.is_used_up()) else { return pick };
         let rows: u64 = view.runs.iter().map(|run| run.rows()).sum();
         let gains = |job: &Job| {
             job.runs == (0..view.runs.len())
@@ -113,6 +113,13 @@ impl<H: Host> Shared<H> {
         };
         let begun = view.runs.iter().any(|run| run.cut.is_some());
         whole.filter(|job| !begun && gains(job)).map(Pick::Merge).or(pick)
+    }
+
+    /// Writers have hardly more pages left than are kept back from them.
+    fn is_used_up(&self) -> bool {
+        let ledger = self.ledger.lock();
+        let kept = u64::from(ledger.kept_on_full_disk(Taker::Write, 0));
+        ledger.little_room(0).is_some_and(|left| ledger.free.pages() + left < 2 * kept)
     }
 
     /// Rows that a merge drops, as far as is known: only where it comes to the oldest run.
