@@ -35,9 +35,7 @@ const LEAST_FOR_DELETES: u32 = 512;
 const PART_OF_SMALL: u32 = 4;
 /// All is merged where that drops this part of the rows.
 const PART_WORTH_MERGING: u64 = 16;
-/// A slice takes up to this part of what is free, for there is more to it than data ...
-const PART_OF_FREE: u32 = 3;
-/// ... at least so many pages, which stay taken until the merge ends.
+/// There is more to a slice than data: at least so many pages, which stay taken until the merge ends.
 const BESIDE_DATA: u64 = 4;
 
 /// Who takes pages.
@@ -157,9 +155,12 @@ impl<H: Host> Shared<H> {
 }
 
 /// Pages of a slice of a merge of so many where so many are free. Of small ones there are many, each with pages beside its data; larger
-/// ones need more room for themselves: half as much again as they have pages of data.
+/// ones need more room for themselves: half as much again as they have pages of data. A third of what is free, or what needs least room
+/// in all, up to half of what is free.
 pub(super) fn slice_of(free: u32, pages: u64) -> u64 {
-    (pages * BESIDE_DATA * 2 / 3).isqrt().max((free / PART_OF_FREE).into())
+    let least_in_all = (pages * BESIDE_DATA * 2 / 3).isqrt();
+    let free = u64::from(free);
+    least_in_all.min(free / 2).max(free / 3).max(1)
 }
 
 fn inputs<'v>(view: &'v SuperVersion, job: &Job) -> &'v [Arc<RunDesc>] {
