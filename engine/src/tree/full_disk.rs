@@ -202,7 +202,9 @@ impl<H: Host> Tree<'_, H> {
         let last = self.pin().active().table.generation();
         let flush = || -> Result<()> {
             self.rotate_from(last)?;
-            while let Some(oldest) = self.pin().frozen.last().map(|frozen| frozen.table.generation()) {
+            // Not pinned while it is flushed: what it had in the log would stay.
+            let oldest = || self.pin().frozen.last().map(|frozen| frozen.table.generation());
+            while let Some(oldest) = oldest() {
                 self.host.make_room(self)?;
                 // Others may have flushed it, and go on writing.
                 let flushed = self.pin().flushed;
