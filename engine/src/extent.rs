@@ -150,6 +150,16 @@ impl FreeSpace {
         Ok(())
     }
 
+    /// How far the store has to reach for an extent that ends here: what was added beside it since the high-water mark was `before` is
+    /// to be there, too.
+    pub fn reach(&self, before: u32, end: u32) -> u32 {
+        if self.high > before {
+            self.high
+        } else {
+            end
+        }
+    }
+
     /// Takes `pages` at the end, which were never used.
     pub fn take_new(&mut self, pages: u32) -> Result<Extent> {
         let room = MAX_PAGES - self.high;

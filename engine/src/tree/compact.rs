@@ -318,7 +318,6 @@ impl<H: Host> Tree<'_, H> {
         if merge.slices.each().is_some() {
             writer.make_slices();
         }
-        let pages = view.runs.get(job.runs.clone()).unwrap_or_default().iter().map(|run| run.pages()).sum();
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
         let mut retention = Retention::default();
@@ -334,7 +333,7 @@ impl<H: Host> Tree<'_, H> {
                 stale.rest();
                 self.merge_newer(merge)?;
                 stale.renew();
-                merge.slices.go_on(self.slice_pages(pages));
+                merge.slices.go_on(self.slice_pages(merge.slices.pages));
                 writer.sink().go_on(merge.slices.each().map_or(0, u64::from))?;
             }
             sources.open_top(self, view)?;
@@ -503,7 +502,7 @@ impl<H: Host> Shared<H> {
         let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
         let (infos, options) = (infos(&view.runs, view.flushed, oldest), self.options.get());
         let due = pick(&infos, self.room(view, effort), &options, effort, tidying);
-        self.pick_for_room(view, everything(&infos, &options), due)
+        self.pick_for_room(view, || everything(&infos, &options), due)
     }
 }
 

@@ -101,7 +101,12 @@ impl<H: Host> Shared<H> {
     }
 
     /// What is to be merged: everything, if writers are about to be refused pages, and it gains enough.
-    pub(super) fn pick_for_room(&self, view: &SuperVersion, whole: Option<Job>, pick: Option<Pick>) -> Option<Pick> {
+    pub(super) fn pick_for_room(
+        &self,
+        view: &SuperVersion,
+        whole: impl FnOnce() -> Option<Job>,
+        pick: Option<Pick>,
+    ) -> Option<Pick> {
         let Some(free) = self.pages_for_merges().filter(|_| self.is_used_up()) else { return pick };
         let rows: u64 = view.runs.iter().map(|run| run.rows()).sum();
         let gains = |job: &Job| {
@@ -110,7 +115,7 @@ impl<H: Host> Shared<H> {
                 && self.needed_by(view, job, free) <= u64::from(free)
         };
         let begun = view.runs.iter().any(|run| run.cut.is_some());
-        whole.filter(|job| !begun && gains(job)).map(Pick::Merge).or(pick)
+        whole().filter(|job| !begun && gains(job)).map(Pick::Merge).or(pick)
     }
 
     /// Writers have hardly more pages left than are kept back from them.

@@ -178,8 +178,7 @@ impl<H: Host> Tree<'_, H> {
         })?;
         let taken = got.as_mut();
         let end = taken.iter().map(|extent| extent.end().0).max().unwrap_or(0);
-        // What was added and is to stay free, too.
-        let end = if ledger.free.high() > before { ledger.free.high() } else { end };
+        let end = ledger.free.reach(before, end);
         match self.host.extend(end) {
             Ok(()) => {
                 ledger.full &= end <= before;

@@ -48,6 +48,8 @@ const PART_IN_TESTS: u64 = 32;
 pub(super) struct Slices {
     /// Data pages of a slice; `None`: the merge is done as a whole.
     each: Option<u32>,
+    /// Those of the inputs.
+    pub pages: u64,
     /// What is left of the inputs, newest first; `None`: nothing is.
     inputs: Vec<Option<RunDesc>>,
     pub first_l0: L0Id,
@@ -62,12 +64,12 @@ impl Slices {
     pub fn new(inputs: &[Arc<RunDesc>], oldest: Writer, each: u32) -> Result<Slices> {
         let ends = inputs.last().zip(inputs.first()).map(|(old, new)| (old.first_l0, new.last_l0));
         let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
-        let all: u64 = inputs.iter().map(|run| run.pages()).sum();
+        let pages: u64 = inputs.iter().map(|run| run.pages()).sum();
         // Runs with writers who have not ended are not merged with others, and what was begun must be merged whole.
         let finished = inputs.iter().all(|run| run.settled || run.shape.max_writer < oldest);
-        let each = (finished && all >= 2 * u64::from(each)).then_some(each);
+        let each = (finished && pages >= 2 * u64::from(each)).then_some(each);
         let inputs = inputs.iter().map(|run| Some((**run).clone())).collect();
-        Ok(Slices { each, inputs, first_l0, last_l0, ids: Vec::new(), data: Vec::new(), uses: Vec::new() })
+        Ok(Slices { each, pages, inputs, first_l0, last_l0, ids: Vec::new(), data: Vec::new(), uses: Vec::new() })
     }
 
     /// Data pages of a slice, if there are any.

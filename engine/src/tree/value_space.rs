@@ -143,8 +143,7 @@ impl<H: Host> Tree<'_, H> {
         let (want, before) = (if own { pages } else { shared }, ledger.free.high());
         let kept = ledger.kept_from(Taker::Write, 0, &self.host);
         let mut extent = scope::with(|| ledger.free.take_beside(want, kept))?;
-        let high = ledger.free.high();
-        let end = if high > before { high } else { extent.end().0 };
+        let end = ledger.free.reach(before, extent.end().0);
         let mut grown = Ok(());
         if own {
             // A large extent: others need not wait until the file has grown by so much.

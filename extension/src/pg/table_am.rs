@@ -18,7 +18,7 @@ use loosekv_engine::types::{Flags, Head, RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{LockTupleMode, LockWaitPolicy, Relation, TM_FailureData, TM_Result, TupleTableSlot};
 use pgrx::prelude::*;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::CStr;
 
 static ROUTINE: pg_sys::TableAmRoutine = pg_sys::TableAmRoutine {
@@ -228,7 +228,7 @@ unsafe fn is_noted_in_copy(open: &Open, slot: *mut TupleTableSlot) -> bool {
         IN_COPY.replace(Some((open.relid(), key)));
     }
     // SAFETY: the slot holds the row.
-    unsafe { ((*slot).tts_tableOid, (*slot).tts_tid) = (open.relid(), nowhere()) };
+    unsafe { ((*slot).tts_tableOid, (*slot).tts_tid) = (open.relid(), tid::nowhere()) };
     true
 }
 
@@ -317,21 +317,11 @@ unsafe extern "C-unwind" fn multi_insert_guarded(
             }
             // The key's `aminsert` is shown the rows one after the other, when PostgreSQL knows the line of each.
             (*slots[refused]).tts_tableOid = open.relid();
-            (*slots[refused]).tts_tid = nowhere();
+            (*slots[refused]).tts_tid = tid::nowhere();
         }
         raw::pgstat_count_heap_insert(rel, refused.unwrap_or(slots.len()) as i64);
         std::ptr::null_mut()
     }
-}
-
-/// A TID for a row that was not written, for it is a duplicate or has no key that can be. Other indexes may get to see it before the key does, and keep it until
-/// they are vacuumed: no other row may have had it. A transaction that such an entry is left of is not given its number again.
-fn nowhere() -> pg_sys::ItemPointerData {
-    const A_WRITER: u64 = 16;
-    static COUNT: ProcessLocal<Cell<u64>> = ProcessLocal::new(Cell::new(0));
-    let count = COUNT.get() + 1;
-    COUNT.set(count);
-    tid::limbo(xact::current_writer().0.wrapping_mul(A_WRITER) + count % A_WRITER)
 }
 
 #[pg_guard]
@@ -352,7 +342,7 @@ unsafe extern "C-unwind" fn insert_speculative(
                 Some(head) => slots::written(slot, &open, &head),
                 None => {
                     (*slot).tts_tableOid = open.relid();
-                    (*slot).tts_tid = nowhere();
+                    (*slot).tts_tid = tid::nowhere();
                 }
             }
         });

@@ -104,6 +104,7 @@ fn as_far_as_there_is_room(open: &Open, merged: Result<()>) {
     }
 }
 
+/// Merges what is due (`all`: everything into one run).
 fn merge(open: &Open, all: bool) -> Result<()> {
     let merged = maintain(open, || open.tree.compact_one(all));
     pace::update(&open.tree);

@@ -1,9 +1,12 @@
 //! The TID of a row version is its row id: block = id / 256, offset = id % 256 + 1. The blocks are virtual, they have
 //! nothing to do with the blocks of the main fork.
 
+use crate::host::process_local::ProcessLocal;
 use crate::pg::bindings_am::MOVED_PARTITIONS_OFFSET;
+use crate::pg::xact;
 use loosekv_engine::types::RowId;
 use pgrx::pg_sys::{BlockIdData, ItemPointerData};
+use std::cell::Cell;
 
 /// Row versions in a virtual block.
 pub const ROWS_PER_BLOCK: u64 = 256;
@@ -34,6 +37,17 @@ pub fn to_row(tid: &ItemPointerData) -> Option<RowId> {
 
 pub fn block_of(tid: &ItemPointerData) -> u32 {
     u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo)
+}
+
+/// A TID for a row that was not written, for it is a duplicate, or has no key that can be. Other indexes may get to see it before the key
+/// does, and keep it until they are vacuumed: no other row may have had it. A transaction that such an entry is left of is not given its
+/// number again.
+pub fn nowhere() -> ItemPointerData {
+    const A_WRITER: u64 = 16;
+    static COUNT: ProcessLocal<Cell<u64>> = ProcessLocal::new(Cell::new(0));
+    let count = COUNT.get() + 1;
+    COUNT.set(count);
+    limbo(xact::current_writer().0.wrapping_mul(A_WRITER) + count % A_WRITER)
 }
 
 /// A TID for a row that was not written. Many different ones, because btree wants the TIDs of equal keys to differ.
