@@ -22,9 +22,22 @@ pub fn growth_left() -> usize {
     if !attached() {
         return usize::MAX;
     }
+    if is_overgrown() {
+        return 0;
+    }
     let header = header();
     let chunks = header.growth.load(Relaxed).saturating_sub(header.counters.object_chunks.load(Relaxed));
     chunks.min(header.chunks.free_for_growth()) * CHUNK + give_back::free_objects()
+}
+
+/// Whether the others have made so much into small objects that half of what was to be left to blocks is gone: growth has to do
+/// without what is free of them, too. It would take that as fast as it comes free, the others would need chunks for the next they want,
+/// and no chunk would ever come free.
+pub(crate) fn is_overgrown() -> bool {
+    let header = header();
+    let bound = header.growth.load(Relaxed);
+    let slack = header.chunks.for_growth().saturating_sub(bound) / 2;
+    header.counters.object_chunks.load(Relaxed) > bound + slack
 }
 
 /// How many bytes blocks can have, those that are taken counted in, as long as small objects get no more chunks. Endless when not

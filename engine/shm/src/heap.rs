@@ -31,6 +31,7 @@ use crate::chunks::{words_for, Chunks, Level, CHUNK};
 use crate::class;
 pub use crate::give_back::heed;
 use crate::give_back::{self, Passes};
+use crate::growth::is_overgrown;
 pub use crate::growth::{growth_left, limit_growth, room_for_blocks};
 use crate::reserve;
 use crate::stack::{link, next, Batch, BatchStack};
@@ -429,6 +430,11 @@ pub(crate) fn same_room(bytes: usize, new_bytes: usize, align: usize) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn refill(c: usize, level: Level) -> bool {
+    while level == Level::Growth && is_overgrown() {
+        if !give_back::run() {
+            return false;
+        }
+    }
     let got = loop {
         let passes = header().passes.now();
         // SAFETY: what central stacks hold is free memory of the class.

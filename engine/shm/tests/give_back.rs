@@ -97,6 +97,46 @@ fn growth_leaves_room_for_blocks(mem: *mut u8) {
     loosekv_shm::leave();
 }
 
+/// What others have made into small objects beyond half of the blocks' part is theirs when it is free, until chunks have come back.
+fn growth_does_not_live_on_what_others_carved(mem: *mut u8) {
+    create(mem);
+    let slack = (SEGMENT - EMERGENCY - BOUND) / 2;
+    let carved = || heap::stats().carved;
+    let mut others = Vec::new();
+    while carved() < BOUND + slack / 2 {
+        assert_eq!(reserve(&[1000]), Ok(()));
+        others.push(object(1000, 1));
+    }
+    // One of them stays in nearly every chunk.
+    let every = 31;
+    let free = |others: &mut Vec<Object>| {
+        let mut at = 0;
+        others.retain(|_| {
+            at += 1;
+            at % every == 0
+        });
+        heap::flush_magazines();
+    };
+    let mut some = others.split_off(others.len() / 2);
+    free(&mut some);
+    assert_eq!(reserve_growth(&[1000]), Ok(()), "what is free may be used");
+    loosekv_shm::leave();
+    others.append(&mut some);
+    while carved() < BOUND + slack + slack / 2 {
+        assert_eq!(reserve(&[1000]), Ok(()));
+        others.push(object(1000, 1));
+    }
+    free(&mut others);
+    assert!(heap::stats().central > BOUND / 4 * 3, "{:?}", heap::stats());
+    assert_eq!(reserve_growth(&[1000]), Err(Full));
+    assert_eq!(heap::growth_left(), 0);
+    assert_eq!(reserve(&[1000]), Ok(()), "others may go on");
+    drop(others);
+    heap::flush_magazines();
+    assert_eq!(reserve_growth(&[1000]), Ok(()), "chunks came free");
+    loosekv_shm::leave();
+}
+
 fn what_one_size_had_serves_others_and_blocks(mem: *mut u8) {
     create(mem);
     let mut fits = Vec::new();
@@ -249,6 +289,7 @@ fn main() {
     let mem = segment(SEGMENT);
     free_chunks_are_the_kernels(mem);
     growth_leaves_room_for_blocks(mem);
+    growth_does_not_live_on_what_others_carved(mem);
     what_one_size_had_serves_others_and_blocks(mem);
     survivors_stay_what_they_are(mem);
     a_killed_pass_holds_nobody_up(mem);

@@ -5,7 +5,7 @@
 //! nothing is behind. Whoever changes the backlog sets it anew; so does a writer that has slept.
 
 use super::ask;
-use super::backlog::Backlog;
+use super::backlog::{self, Backlog};
 use crate::host::process_local::ProcessLocal;
 use crate::host::{interrupt, PgHost};
 use crate::settings;
@@ -56,7 +56,7 @@ pub fn before_write(tree: &Tree<'_, PgHost>, bytes: usize) {
 
 #[cold]
 fn slow_down(tree: &Tree<'_, PgHost>, nanos: u32, bytes: usize) {
-    let limit = settings::write_throttle();
+    let limit = settings::write_throttle() * backlog::longest(nanos);
     let owed = OWED.get() + Duration::from_nanos(u64::from(nanos) * bytes as u64 / 1024);
     if limit.is_zero() {
         OWED.set(Duration::ZERO);
