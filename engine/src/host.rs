@@ -175,6 +175,10 @@ pub trait Host: Sized + 'static {
     fn make_room(&self, tree: &Tree<'_, Self>) -> Result<()> {
         tree.flush_one().map(|_| ())
     }
+    /// The disk is full: wait a little, if a merge is at work, which gives back pages. False: there is none. No latch is held.
+    fn wait_for_merge(&self, _tree: &Tree<'_, Self>) -> Result<bool> {
+        Ok(false)
+    }
     /// Runs may have piled up: merge them, unless somebody is at work on the table. No latch is held.
     fn merge_piled_up(&self, _tree: &Tree<'_, Self>) -> Result<()> {
         Ok(())

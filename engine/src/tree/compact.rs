@@ -215,7 +215,7 @@ impl<H: Host> Tree<'_, H> {
 
     /// The same, if there is room for it.
     fn do_due(&self, view: &SuperVersion, job: &Job, nested: bool) -> Result<()> {
-        self.find_room_for(view, job)?;
+        self.find_room_for(view, job, 0)?;
         self.do_merge(view, job, nested)
     }
 
@@ -230,7 +230,7 @@ impl<H: Host> Tree<'_, H> {
         // Another one may be done in its midst.
         let aside = if nested || slices.each().is_some() { 2 } else { 1 };
         let mut building = Building::new(self, Taker::Merge, estimate, self.host.aside_memory() / aside)?;
-        let (moved_bytes, moved) = self.to_be_moved(inputs);
+        let (moved_bytes, moved) = self.to_be_moved(view, job);
         let mut values = ValueWriter::new(self, Taker::Merge, moved_bytes, moved);
         let (in_progress, superseded, changed, dropped) = (false, None, Vec::new(), 0);
         let mut merge = Merge { view, job, slices, in_progress, superseded, nested, changed, dropped };

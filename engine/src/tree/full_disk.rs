@@ -100,6 +100,12 @@ impl<H: Host> Shared<H> {
         Some(u32::try_from(pages).unwrap_or(u32::MAX))
     }
 
+    /// Where there is little room: pages that a merge may take for values that it moves.
+    pub(super) fn pages_for_values(&self, view: &SuperVersion, job: &Job) -> Option<u64> {
+        let free = self.pages_for_merges()?;
+        Some(u64::from(free).saturating_sub(self.needed_by(view, job, free)))
+    }
+
     /// What is to be merged: everything, if writers are about to be refused pages, and it gains enough.
     pub(super) fn pick_for_room(
         &self,
@@ -173,11 +179,11 @@ fn inputs<'v>(view: &'v SuperVersion, job: &Job) -> &'v [Arc<RunDesc>] {
 }
 
 impl<H: Host> Tree<'_, H> {
-    /// Refuses a merge that would not find its room.
-    pub(super) fn find_room_for(&self, view: &SuperVersion, job: &Job) -> Result<()> {
+    /// Refuses a merge that would not find its room, nor some for so many pages of values that it moves.
+    pub(super) fn find_room_for(&self, view: &SuperVersion, job: &Job, values: u64) -> Result<()> {
         self.shared.ledger.lock().left = self.host.room_to_grow();
         let Some(free) = self.shared.pages_for_merges() else { return Ok(()) };
-        let needed = self.shared.needed_by(view, job, free);
+        let needed = self.shared.needed_by(view, job, free) + values;
         if needed <= u64::from(free) {
             return Ok(());
         }

@@ -34,7 +34,6 @@ use crate::tree::Tree;
 use crate::types::{Extent, ExtentSeq, L0Id, PageNo};
 use loosekv_shm::scope;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Pages of an extent that writers share: a sixteenth of the value log, within these limits.
 const LEAST_SHARED: u64 = 64;
@@ -248,10 +247,12 @@ impl<H: Host> Tree<'_, H> {
             return Ok(true);
         }
         let view = self.pin().of_runs();
-        match self.pick_sparse(&view, force) {
-            Some(job) => self.do_job(&view, &job).map(|()| true),
-            None => Ok(false),
+        let Some((job, least)) = self.pick_sparse(&view, force) else { return Ok(false) };
+        self.find_room_for(&view, &job, least)?;
+        if self.to_be_moved(&view, &job).1.is_empty() {
+            return Ok(false);
         }
+        self.do_job(&view, &job).map(|()| true)
     }
 
     fn free_values(&self) -> Result<bool> {
@@ -280,8 +281,8 @@ impl<H: Host> Tree<'_, H> {
         Ok(false)
     }
 
-    /// The run to rewrite for the sake of sparse extents.
-    fn pick_sparse(&self, view: &SuperVersion, force: bool) -> Option<Job> {
+    /// The run to rewrite for the sake of sparse extents, and the pages of values that it moves at least.
+    fn pick_sparse(&self, view: &SuperVersion, force: bool) -> Option<(Job, u64)> {
         let mut ledger = self.shared.ledger.lock();
         self.settle_values(&mut ledger);
         let sparse = sparse(&ledger);
@@ -291,22 +292,42 @@ impl<H: Host> Tree<'_, H> {
         if !force && gain * 100 <= all * u64::from(self.shared.options.get().space_percent) {
             return None;
         }
-        let weight =
-            |run: &RunDesc| run.values.iter().filter(|v| sparse.contains_key(&v.seq)).map(|v| v.bytes).sum::<u64>();
+        let met = |run: &RunDesc| -> Vec<u64> {
+            run.values.iter().filter(|v| sparse.contains_key(&v.seq)).map(|v| v.bytes).collect()
+        };
+        let weight = |run: &RunDesc| met(run).iter().sum::<u64>();
         let heaviest = view.runs.iter().enumerate().max_by_key(|(_, run)| weight(run));
         let (at, run) = heaviest.filter(|(_, run)| weight(run) > 0)?;
-        Some(Job { runs: at..at + 1, level: run.level })
+        let least = pages_of(met(run).into_iter().min().unwrap_or(0));
+        Some((Job { runs: at..at + 1, level: run.level }, least))
     }
 
-    /// The extents that a merge of these runs is to move values out of, and how many bytes of values that are.
-    pub(super) fn to_be_moved(&self, runs: &[Arc<RunDesc>]) -> (u64, BTreeSet<ExtentSeq>) {
+    /// The extents that a merge is to move values out of, and how many bytes of values that are: those that take least, where there is
+    /// not room for all.
+    pub(super) fn to_be_moved(&self, view: &SuperVersion, job: &Job) -> (u64, BTreeSet<ExtentSeq>) {
+        let mut room = self.shared.pages_for_values(view, job);
         let mut ledger = self.shared.ledger.lock();
         self.settle_values(&mut ledger);
         let sparse = sparse(&ledger);
-        let met = runs.iter().flat_map(|r| &r.values).filter(|v| sparse.contains_key(&v.seq));
-        met.fold((0, BTreeSet::new()), |(bytes, mut set), used| {
-            set.insert(used.seq);
-            (bytes + used.bytes, set)
+        drop(ledger);
+        let mut met = BTreeMap::<ExtentSeq, u64>::new();
+        let runs = view.runs.get(job.runs.clone()).unwrap_or_default();
+        for used in runs.iter().flat_map(|run| &run.values).filter(|used| sparse.contains_key(&used.seq)) {
+            *met.entry(used.seq).or_default() += used.bytes;
+        }
+        let mut met: Vec<_> = met.into_iter().collect();
+        met.sort_by_key(|(_, bytes)| *bytes);
+        let fits = |(_, bytes): &(ExtentSeq, u64)| match room.map(|room| room.checked_sub(pages_of(*bytes))) {
+            None => true,
+            Some(left) => {
+                room = left.or(room);
+                left.is_some()
+            }
+        };
+        let moved = met.into_iter().take_while(fits);
+        moved.fold((0, BTreeSet::new()), |(all, mut set), (seq, bytes)| {
+            set.insert(seq);
+            (all + bytes, set)
         })
     }
 }

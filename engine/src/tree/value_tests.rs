@@ -318,7 +318,7 @@ fn bytes_without_a_row_are_found_and_freed() {
     // Or its flush would help the next one.
     table.flush();
     // A writer that fails while it writes its bytes, one that ends in between, and one that aborts.
-    table.host.world.borrow_mut().no_room = true;
+    table.host.world.borrow_mut().no_room = 2;
     assert!(table.try_put(b"b", Some(&body(200_000, 1)), Fate::Committed).is_err());
     let view = table.tree().pin();
     table.tree().take_value_pages(300, view.active().table.generation()).unwrap();
@@ -496,4 +496,32 @@ fn a_flush_finds_its_room_on_a_full_disk() {
     tree.rotate().unwrap();
     assert!(tree.flush_one().unwrap());
     bodies(199).for_each(|(key, body)| assert_eq!(table.get(&key), Some(body)));
+}
+
+/// On a full disk a merge moves as many values as there is room for. Those that it leaves behind come free with the next one.
+#[test]
+fn values_are_moved_some_at_a_time_on_a_full_disk() {
+    let table = Table::new();
+    let (keys, body) = (|| (0..600u16).map(|key| key.to_be_bytes()), |key: [u8; 2]| vec![key[1]; 8000]);
+    for key in keys() {
+        table.put(&key, &body(key));
+        if key[1] % 50 == 49 {
+            table.flush();
+        }
+    }
+    let kept = |key: &[u8; 2]| u16::from_be_bytes(*key).is_multiple_of(3);
+    keys().filter(|key| !kept(key)).for_each(|key| table.delete(&key));
+    table.flush();
+    let (tree, live) = (table.tree(), keys().filter(kept).count() as u32);
+    assert!(table.value_pages() > 2 * live);
+    let full = table.host.world.borrow().disk.pages.len();
+    table.host.world.borrow_mut().room = Some(full);
+    // Others have all but a few of the free pages.
+    while let Some(many) = (tree.shared().space().0 as u32).checked_sub(live / 2).filter(|many| *many > 0) {
+        tree.take_extent(Taker::Flush, 1, many, many).unwrap();
+    }
+    table.compact();
+    assert!(table.value_pages() < live * 3 / 2, "{} pages", table.value_pages());
+    assert!(table.host.world.borrow().disk.pages.len() <= full);
+    keys().for_each(|key| assert_eq!(table.get(&key), kept(&key).then(|| body(key))));
 }

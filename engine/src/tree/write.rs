@@ -27,6 +27,8 @@ use std::sync::atomic::Ordering::Relaxed;
 pub const MOST_STRIPED: usize = 64;
 /// Memtables that one append may fill before it gives up.
 const MOST_ROTATIONS: usize = 8;
+/// How often who finds the disk full waits a little for a merge that is at work.
+const MOST_WAITS: usize = 1000;
 
 /// A memtable is full, too, when the row log has so many times its size of rows: all of that is read after a crash, and written at once
 /// by a flush. Rows have to be wide for it. The same for bodies in the value log, if they are not few: those that nobody sees any more
@@ -57,13 +59,23 @@ impl<H: Host> Tree<'_, H> {
         };
         let large = rows.iter().any(|row| self.is_too_long(row));
         let try_once = || if large { self.append_large(rows) } else { self.append_rows(rows) };
-        for _ in 0..MOST_ROTATIONS {
+        let mut flushes = 0..MOST_ROTATIONS;
+        loop {
             match try_once() {
-                Err(Error::NoSpace(_)) if self.flush_the_reserve()? => {}
+                Err(Error::NoSpace(_)) if flushes.next().is_some() && self.flush_the_reserve()? => {}
+                Err(Error::NoSpace(_)) => break,
                 appended => return appended,
             }
         }
-        try_once()
+        // A merge has some pages only for as long as it takes.
+        let mut waits = 0..MOST_WAITS;
+        loop {
+            let goes_on = waits.next().is_some() && self.host.wait_for_merge(self)?;
+            match try_once() {
+                Err(Error::NoSpace(_)) if goes_on => {}
+                appended => return appended,
+            }
+        }
     }
 
     /// Appends rows whose records fit the row log.

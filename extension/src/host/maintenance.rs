@@ -10,11 +10,14 @@ use crate::work::pace;
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::tree::Tree;
 use pgrx::pg_sys;
+use std::time::Duration;
 
 /// The page that stands for the table's maintenance. The last one stands for its loading.
 const PAGE: pg_sys::BlockNumber = pg_sys::InvalidBlockNumber - 2;
 /// Between two looks whether another has flushed.
-const NAP: std::time::Duration = std::time::Duration::from_millis(2);
+const NAP: Duration = Duration::from_millis(2);
+/// Between two looks whether a merge has given back pages.
+const NAP_FOR_MERGE: Duration = Duration::from_millis(10);
 const MODE: pg_sys::LOCKMODE = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
 
 /// The table's maintenance lock, held until dropped or until the transaction aborts.
@@ -70,6 +73,16 @@ pub(super) fn make_room(tree: &Tree<'_, PgHost>) -> Result<()> {
         interrupt::nap(NAP);
     }
     Ok(())
+}
+
+/// A writer finds the disk full. False: nobody is at work on the table who might give back pages.
+pub(super) fn wait_for_merge(tree: &Tree<'_, PgHost>) -> bool {
+    // SAFETY: the host's relation is open.
+    let goes_on = unsafe { Maintenance::try_lock(tree.host.rel()) }.is_none();
+    if goes_on {
+        interrupt::nap(NAP_FOR_MERGE);
+    }
+    goes_on
 }
 
 /// A writer came to a table that may have runs piled up: merges them, if nobody else is at work on it. Where there is no room for that

@@ -298,6 +298,10 @@ impl Host for PgHost {
         maintenance::make_room(tree)
     }
 
+    fn wait_for_merge(&self, tree: &Tree<'_, Self>) -> Result<bool> {
+        Ok(maintenance::wait_for_merge(tree))
+    }
+
     fn merge_piled_up(&self, tree: &Tree<'_, Self>) -> Result<()> {
         maintenance::merge_piled_up(tree)
     }

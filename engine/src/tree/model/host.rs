@@ -108,7 +108,8 @@ impl Host for TestHost {
     }
     fn write_pages(&self, start: PageNo, pages: &mut [PageBuf]) -> Result<()> {
         let mut world = self.world.borrow_mut();
-        if std::mem::take(&mut world.no_room) {
+        if let Some(left) = world.no_room.checked_sub(1) {
+            world.no_room = left;
             return Err(Error::NoSpace("as the test wants it".into()));
         }
         let failed = world.fault("write");

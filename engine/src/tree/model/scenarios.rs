@@ -702,9 +702,9 @@ fn a_merge_that_was_begun_is_done_where_there_is_no_room_for_others() {
         begun.run.crash();
         begun.run.shared.options.set(&TreeOptions { fan_in: 2, ..begun.run.shared.options.get() });
         (11..13).for_each(|writer| begun.run.flush(writer, &[(b"other", Some(b"row"))]));
-        begun.run.host.world.borrow_mut().no_room = no_room;
+        begun.run.host.world.borrow_mut().no_room = no_room.into();
         assert!(begun.run.tree().compact_one(false).unwrap());
-        assert!(!begun.run.host.world.borrow().no_room);
+        assert_eq!(begun.run.host.world.borrow().no_room, 0);
         let levels: Vec<_> = begun.run.tree().pin().runs.iter().map(|run| run.level).collect();
         match no_room {
             // And in the midst of it the others are merged, which have room by then.

@@ -93,8 +93,8 @@ pub(in crate::tree) struct World {
     pub disk: Disk,
     /// Pages that were read.
     pub fetched: u64,
-    /// The next write of pages fails.
-    pub no_room: bool,
+    /// So many of the next writes of pages fail.
+    pub no_room: u32,
     /// The page store cannot grow beyond so many pages.
     pub room: Option<usize>,
     /// It had so many pages before a crash: those that were not written to may be missing since.
@@ -142,7 +142,7 @@ impl World {
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             disk: Disk::default(),
             fetched: 0,
-            no_room: false,
+            no_room: 0,
             room: None,
             had: 0,
             faults: Faults::default(),
