@@ -20,7 +20,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 /// Offsets count units of this many bytes.
 pub(super) const UNIT: usize = 8;
 
-const FIRST_CHUNK: usize = 32 << 10;
+/// The least chunk, but for the first one of an arena that is to take little ([`LITTLE`]).
+pub(super) const LEAST_CHUNK: usize = 32 << 10;
+/// A first chunk where memory is scarce: a small object, for which the heap has room when it has no block any more.
+pub(super) const LITTLE: usize = 12 << 10;
 const LARGEST_CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
 
@@ -56,6 +59,8 @@ pub(super) struct Arena {
     base: *mut u8,
     source: Source,
     capacity: usize,
+    /// Bytes of its first chunk.
+    first: usize,
     growth: Growth,
 }
 
@@ -74,34 +79,34 @@ fn unpack(word: u64) -> (u32, u32) {
 }
 
 impl Arena {
-    /// An arena that never takes more than `capacity` bytes; `None` when there is no memory for it at all.
-    pub(super) fn new(capacity: usize) -> Option<Arena> {
+    /// An arena that never takes more than `capacity` bytes, `first` of them to begin with; `None` when there is no memory for it at all.
+    pub(super) fn new(capacity: usize, first: usize) -> Option<Arena> {
         if heap::attached() {
             let base = std::ptr::with_exposed_provenance_mut(heap::base());
-            return Some(Arena::with(base, Source::Heap, capacity, pack(0, 0)));
+            return Some(Arena::with(base, Source::Heap, capacity, first, pack(0, 0)));
         }
         let bytes = capacity.min(u32::MAX as usize * UNIT).next_multiple_of(PAGE);
         let base = spare::take(bytes).or_else(|| range::take(bytes))?;
         // The first line stays unused: offset 0 means none.
         let end = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX);
-        let arena = Arena::with(base.as_ptr(), Source::Range { bytes }, capacity, pack(8, end));
+        let arena = Arena::with(base.as_ptr(), Source::Range { bytes }, capacity, first, pack(8, end));
         arena.growth.taken.store(bytes, Ordering::Relaxed);
         Some(arena)
     }
 
-    fn with(base: *mut u8, source: Source, capacity: usize, cursor: u64) -> Arena {
+    fn with(base: *mut u8, source: Source, capacity: usize, first: usize, cursor: u64) -> Arena {
         let growth = Growth {
             cursor: AtomicU64::new(cursor),
             taken: AtomicUsize::new(0),
             chunks: AtomicPtr::new(std::ptr::null_mut()),
             growing: AtomicBool::new(false),
         };
-        Arena { base, source, capacity, growth }
+        Arena { base, source, capacity, first, growth }
     }
 
     #[cfg(test)]
     pub(super) fn in_test_heap(heap: &std::sync::Arc<test_heap::TestHeap>, capacity: usize) -> Arena {
-        Arena::with(heap.base(), Source::Test(heap.clone()), capacity, pack(0, 0))
+        Arena::with(heap.base(), Source::Test(heap.clone()), capacity, LEAST_CHUNK, pack(0, 0))
     }
 
     /// The address of an offset.
@@ -190,7 +195,7 @@ impl Arena {
         let header = std::mem::size_of::<Chunk>();
         let taken = self.growth.taken.load(Ordering::Relaxed);
         // Each chunk as large as all before it: few chunks, and little is wasted on a table that gets few rows.
-        let usual = taken.next_power_of_two().clamp(FIRST_CHUNK, LARGEST_CHUNK);
+        let usual = if taken == 0 { self.first } else { taken.next_power_of_two().clamp(LEAST_CHUNK, LARGEST_CHUNK) };
         let bytes = usual.max(need + header).min(self.capacity.saturating_sub(taken)) & !(UNIT - 1);
         if bytes < need + header {
             return None;
@@ -426,7 +431,7 @@ mod tests {
 
     #[test]
     fn range_is_full_at_its_capacity() {
-        let arena = Arena::new(8192).expect("memory");
+        let arena = Arena::new(8192, LEAST_CHUNK).expect("memory");
         let mut got = Vec::new();
         while let Some(offset) = arena.alloc(16) {
             assert!(offset > 0);
@@ -473,7 +478,7 @@ mod tests {
 
     #[test]
     fn last_block_goes_back() {
-        let arena = Arena::new(1 << 16).expect("memory");
+        let arena = Arena::new(1 << 16, LEAST_CHUNK).expect("memory");
         let a = arena.alloc(4).expect("room");
         let b = arena.alloc(4).expect("room");
         arena.give_back(a, 4);

@@ -32,7 +32,7 @@ mod tests;
 
 use crate::cpu::{prefetch, LINE};
 use crate::types::{Fate, Flags, Head, L0Id, LogAddr, RowId, Writer, MAX_KEY};
-use arena::{Arena, UNIT};
+use arena::{Arena, LEAST_CHUNK, LITTLE, UNIT};
 use guides::Guides;
 use key_trie::KeyTrie;
 use node::{is_far, Node, Shape, Want, MAX_HEIGHT};
@@ -48,6 +48,8 @@ pub const HINT_ABORTED: u8 = 2;
 
 /// Rows between two looks at what the guides are good for.
 const ROWS_A_WEIGHING: u64 = 1024;
+/// Bytes of memory that a little memtable may take.
+const MOST_OF_LITTLE: usize = 64 << 10;
 
 /// What appenders count, on a cache line of its own.
 #[repr(align(64))]
@@ -118,7 +120,7 @@ impl Memtable {
         capacity: usize,
         expected: u64,
     ) -> Option<Memtable> {
-        Memtable::with_arena(Arena::new(capacity)?, generation, base_row, base_writer, expected, None)
+        Memtable::with_arena(Arena::new(capacity, LEAST_CHUNK)?, generation, base_row, base_writer, expected, None)
     }
 
     /// The same, for keys like those of another memtable.
@@ -129,8 +131,14 @@ impl Memtable {
         base_writer: Writer,
         capacity: usize,
     ) -> Option<Memtable> {
-        let (arena, rows) = (Arena::new(capacity)?, before.rows());
+        let (arena, rows) = (Arena::new(capacity, LEAST_CHUNK)?, before.rows());
         Memtable::with_arena(arena, generation, base_row, base_writer, rows, Some(&before.list))
+    }
+
+    /// An empty memtable for where memory is scarce: it takes little as long as it has few rows, and never has many.
+    pub fn little(generation: L0Id, base_row: RowId, base_writer: Writer) -> Option<Memtable> {
+        let arena = Arena::new(MOST_OF_LITTLE, LITTLE)?;
+        Memtable::with_arena(arena, generation, base_row, base_writer, 0, None)
     }
 
     fn with_arena(

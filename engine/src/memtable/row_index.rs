@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn slots_are_distinct_and_stay() {
-        let arena = Arena::new(1 << 20).expect("memory");
+        let arena = Arena::new(1 << 20, 4096).expect("memory");
         let index = RowIndex::new();
         let rows = [0, 1, 255, 256, 65_535, 65_536, 1 << 24, u32::MAX - 1, u32::MAX];
         // SAFETY: one arena.
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn full_arena_is_told() {
-        let arena = Arena::new(4096).expect("memory");
+        let arena = Arena::new(4096, 4096).expect("memory");
         let index = RowIndex::new();
         // SAFETY: one arena.
         unsafe {

@@ -13,7 +13,7 @@ use crate::options::TreeOptions;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::row::decode_record;
 use crate::row_cache::RowCache;
-use crate::tree::shared::{new_generation, Shared};
+use crate::tree::shared::{first_generation, new_generation, Shared};
 use crate::tree::version::{Edit, Generation, SuperVersion};
 use crate::tree::Tree;
 use crate::types::{L0Id, PageNo, RowId, Writer};
@@ -39,7 +39,7 @@ impl<H: Host> Tree<'_, H> {
     /// Builds the shared state from the pages, to write on.
     pub fn load(host: &H, options: &TreeOptions) -> Result<Box<Shared<H>>> {
         Self::load_with(host, options, |active, row, writer| {
-            new_generation(active, row, writer, options.memtable_bytes, 0)
+            first_generation(active, row, writer, options.memtable_bytes)
         })
     }
 

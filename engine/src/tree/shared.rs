@@ -440,7 +440,9 @@ impl<H: Host> Shared<H> {
     }
 
     /// A memtable for the next generation: smaller than it might be, if the key indexes leave so little that it would not be full before
-    /// the memory is.
+    /// the memory is. Where there is no more room for one, it is so little that it fits all the same: with it the memtable before it is
+    /// frozen, and what that has can be had as soon as it is flushed. Tables of which all memory is in memtables that nobody can freeze
+    /// would wait for each other.
     pub fn generation(&self, id: L0Id) -> Result<Arc<Generation>> {
         let base = RowId(self.next_row.load(Relaxed));
         let writer = Writer(self.last_writer.load(Relaxed));
@@ -448,7 +450,8 @@ impl<H: Host> Shared<H> {
         let share = loosekv_shm::heap::room_for_blocks() as u64 / MEMTABLES_IN_MEMORY;
         let bytes = self.options.memtable_bytes().min(share.max(LEAST_MEMTABLE));
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
-        as_generation(bytes, || Memtable::like(&view.active().table, id, base, writer, capacity))
+        let like = || Memtable::like(&view.active().table, id, base, writer, capacity);
+        as_generation(bytes, || like().or_else(|| Memtable::little(id, base, writer)))
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
@@ -474,6 +477,13 @@ const RESERVE: [usize; 4] =
 pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64, rows: u64) -> Result<Arc<Generation>> {
     let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
     as_generation(bytes, || Memtable::new(id, base, writer, capacity, rows))
+}
+
+/// The same, for a table that comes into memory and may only be read: a little one, where there is no room for another.
+pub fn first_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Result<Arc<Generation>> {
+    let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let usual = || Memtable::new(id, base, writer, capacity, 0);
+    as_generation(bytes, || usual().or_else(|| Memtable::little(id, base, writer)))
 }
 
 fn as_generation(bytes: u64, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
