@@ -43,6 +43,8 @@ pub struct GlobalCounters {
     pub loads: AtomicU64,
     /// Tables whose memory was given up for others.
     pub evictions: AtomicU64,
+    /// Memtables that were flushed, of any table.
+    pub flushes: AtomicU64,
     /// Processes that ended with something pinned.
     pub forced_unpins: AtomicU64,
 }

@@ -249,6 +249,9 @@ impl Host for PgHost {
 
     /// The flip has freed the extents; nothing else is kept of them.
     fn forget_log(&self, _upto: L0Id) -> Result<()> {
+        if let Some(global) = global::get() {
+            global.counters.flushes.fetch_add(1, Relaxed);
+        }
         Ok(())
     }
 

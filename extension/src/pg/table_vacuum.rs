@@ -5,7 +5,7 @@ use super::{catalog, error, xact};
 use crate::host::maintenance::Maintenance;
 use crate::host::{interrupt, progress, PgHost};
 use crate::table::Open;
-use crate::work::pace;
+use crate::work::{memory, pace};
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::manifest::RunDesc;
 use pgrx::pg_sys;
@@ -66,7 +66,7 @@ const NAP: std::time::Duration = std::time::Duration::from_millis(2);
 /// Writes all memtables to runs. It does not queue for the maintenance lock: whoever merges flushes in between, and a merge is
 /// long.
 pub fn flush(open: &Open) {
-    open.ok(open.tree.rotate());
+    open.ok(memory::with_relief(&open.tree, || open.tree.rotate()));
     let newest = open.tree.shared().current.pin::<PgHost>().active().table.generation();
     let waiting = || {
         let view = open.tree.shared().current.pin::<PgHost>();
@@ -76,7 +76,7 @@ pub fn flush(open: &Open) {
         // SAFETY: the relation stays open.
         match unsafe { Maintenance::try_lock(open.rel) } {
             Some(lock) => {
-                open.ok(interrupt::held(|| open.tree.flush_one()));
+                open.ok(memory::with_relief(&open.tree, || interrupt::held(|| open.tree.flush_one())));
                 drop(lock);
                 pgrx::check_for_interrupts!();
             }

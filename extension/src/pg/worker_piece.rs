@@ -239,22 +239,14 @@ fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
         Task::Spill => {
             report(&format!("flushing {name} early"));
             let tree = open.tree(locked.rel);
-            match tree.rotate() {
-                Err(Error::MemoryFull { .. }) => memory::with_relief(&tree, || tree.rotate())?,
-                other => other?,
-            }
+            memory::with_relief(&tree, || tree.rotate())?;
             interrupt::held(|| tree.flush_one())
         }
         Task::Index => {
             report(&format!("indexing a run of {name}"));
             let tree = open.sweeping_tree(locked.rel);
-            match interrupt::held(|| tree.rebuild_index()) {
-                // The keys find their room or do without it; what was missing is a little for the list of runs.
-                Err(Error::MemoryFull { .. }) => {
-                    memory::with_relief(&tree, || interrupt::held(|| tree.rebuild_index()))
-                }
-                other => other,
-            }
+            // The keys find their room or do without it; what may be missing is a little for the list of runs.
+            memory::with_relief(&tree, || interrupt::held(|| tree.rebuild_index()))
         }
         Task::Merge => {
             let runs = open.shared().merge_due(oldest());
@@ -283,10 +275,7 @@ fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
 fn flush(locked: &Locked, open: &Table, name: &str) -> Result<bool> {
     report(&format!("flushing {name}"));
     let tree = open.tree(locked.rel);
-    let done = match interrupt::held(|| tree.flush_one()) {
-        Err(Error::MemoryFull { .. }) => memory::with_relief(&tree, || interrupt::held(|| tree.flush_one())),
-        other => other,
-    };
+    let done = memory::with_relief(&tree, || interrupt::held(|| tree.flush_one()));
     pace::update(&tree);
     done
 }

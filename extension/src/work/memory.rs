@@ -42,7 +42,7 @@ pub fn append(tree: &Tree<'_, PgHost>, rows: &[NewRow<'_>]) -> Result<Appended> 
     let first = tree.append(rows);
     let Ok(done) = &first else {
         return match first {
-            Err(Error::MemoryFull { .. }) => with_relief(tree, || tree.append(rows)),
+            Err(Error::MemoryFull { .. }) => relieved(tree, || tree.append(rows)),
             _ => first,
         };
     };
@@ -57,15 +57,21 @@ pub fn append(tree: &Tree<'_, PgHost>, rows: &[NewRow<'_>]) -> Result<Appended> 
 /// Rows between two looks whether there is a worker.
 const ROWS_A_LOOK: u64 = 1024;
 
+/// Does what may find no memory; again then, once some was found.
+pub fn with_relief<R>(tree: &Tree<'_, PgHost>, mut work: impl FnMut() -> Result<R>) -> Result<R> {
+    match work() {
+        Err(Error::MemoryFull { .. }) => relieved(tree, work),
+        done => done,
+    }
+}
+
 /// Does what has found no memory, once some was found.
 #[cold]
-pub fn with_relief<R>(tree: &Tree<'_, PgHost>, mut work: impl FnMut() -> Result<R>) -> Result<R> {
-    let (mut attempts, mut since, mut flushes) = (0, Instant::now(), u64::MAX);
+fn relieved<R>(tree: &Tree<'_, PgHost>, mut work: impl FnMut() -> Result<R>) -> Result<R> {
+    let mut patience = Patience::begin();
     loop {
-        ask::worker();
         let mut at_work = false;
-        // More each time: what one table had may be in small pieces.
-        if !registry::make_rooms(1 << attempts.min(6))? {
+        if !patience.make_rooms()? {
             let relief = match flush_own(tree) {
                 // It wants a little itself: what others are about to free.
                 Err(Error::MemoryFull { .. }) => Relief::None,
@@ -76,16 +82,63 @@ pub fn with_relief<R>(tree: &Tree<'_, PgHost>, mut work: impl FnMut() -> Result<
                 interrupt::nap(NAP);
             }
         }
-        let flushed = tree.shared().counters.flushes.load(Relaxed);
-        if flushed != flushes {
-            (since, flushes) = (Instant::now(), flushed);
-        }
         match work() {
-            Err(Error::MemoryFull { .. }) if at_work && since.elapsed() < PATIENCE => {}
-            Err(Error::MemoryFull { .. }) if attempts < ATTEMPTS => attempts += 1,
+            Err(Error::MemoryFull { .. }) if patience.lasts(at_work) => {}
             done => return done,
         }
     }
+}
+
+/// Who has found no memory: how long he goes on trying.
+pub struct Patience {
+    begun: Instant,
+    /// When somebody was last seen to have flushed, and how often that had been done by then, to all tables together.
+    since: Instant,
+    flushes: u64,
+    vain: u32,
+}
+
+impl Patience {
+    pub fn begin() -> Patience {
+        let now = Instant::now();
+        Patience { begun: now, since: now, flushes: flushes(), vain: 0 }
+    }
+
+    /// Asks for what is done in the background, and gives up the memory of tables that nobody is using. False: there is none.
+    pub fn make_rooms(&self) -> Result<bool> {
+        ask::worker();
+        // More each time: what one table had may be in small pieces.
+        registry::make_rooms(1 << self.vain.min(6))
+    }
+
+    /// As [`Patience::make_rooms`], where nothing else can be done but to wait.
+    pub fn make_rooms_or_wait(&self) -> Result<()> {
+        if !self.make_rooms()? {
+            interrupt::nap(NAP);
+        }
+        Ok(())
+    }
+
+    /// An attempt was in vain: whether to make another. As long as tables are flushed, whichever, memory comes free, though others may have
+    /// been faster. `at_work`: somebody flushes the table itself.
+    pub fn lasts(&mut self, at_work: bool) -> bool {
+        let flushes = flushes();
+        if flushes != self.flushes {
+            (self.since, self.flushes) = (Instant::now(), flushes);
+            if self.begun.elapsed() < PATIENCE {
+                self.vain = 0;
+            }
+        }
+        if at_work && self.since.elapsed() < PATIENCE {
+            return true;
+        }
+        self.vain += 1;
+        self.vain <= ATTEMPTS
+    }
+}
+
+fn flushes() -> u64 {
+    global::get().map_or(0, |global| global.counters.flushes.load(Relaxed))
 }
 
 #[derive(PartialEq, Eq)]

@@ -24,7 +24,8 @@ use crate::host::process_local::ProcessLocal;
 use crate::host::standby;
 use crate::host::{global, interrupt, writers, PgHost};
 use crate::pg::{exit, startup, table_options};
-use crate::work::{ask, memory, need};
+use crate::work::memory::{self, Patience};
+use crate::work::{ask, need};
 use loosekv_engine::error::{Consumer, Error, Result};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
@@ -43,8 +44,7 @@ const NONE: u32 = u32::MAX;
 const LOAD_LOCK_PAGE: pg_sys::BlockNumber = pg_sys::InvalidBlockNumber - 1;
 /// Attempts to load while the table changes.
 const LOAD_ATTEMPTS: u32 = 8;
-/// Attempts to evict something and load again before the error is the user's, and the time to wait where nothing can be
-/// evicted now.
+/// Attempts to find a place before the error is the user's, and the time to wait where nothing can be evicted now.
 const MEMORY_ATTEMPTS: u32 = 100;
 const NAP: std::time::Duration = std::time::Duration::from_millis(5);
 
@@ -355,7 +355,7 @@ fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
             !unsafe { pg_sys::smgrexists(pg_sys::smgropen(node, key.backend), pg_sys::ForkNumber::MAIN_FORKNUM) }
         });
     }
-    let mut attempts = 0;
+    let (mut attempts, mut patience) = (0, Patience::begin());
     loop {
         let Some(slot) = registry.enter(&key) else {
             if !make_room()? {
@@ -378,12 +378,8 @@ fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
             match load_locked(&host, slot) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                Err(Error::MemoryFull { .. }) if attempts < MEMORY_ATTEMPTS => {
-                    // More each time: what one table had may be in small pieces.
-                    if !make_rooms(1 << attempts.min(6))? {
-                        interrupt::nap(NAP);
-                    }
-                    attempts += 1;
+                Err(Error::MemoryFull { .. }) if patience.lasts(false) => {
+                    patience.make_rooms_or_wait()?;
                     continue;
                 }
                 Err(error) => return Err(error),
