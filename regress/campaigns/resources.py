@@ -110,6 +110,19 @@ def together(directory, server, rows):
         raise lib.Failure("rows of many sessions together are missing")
 
 
+def read_of_all_partitions(directory, servers):
+    """A query over so many partitions that their memtables alone take all of the memory; rows of all of them have just been written."""
+    server = cluster(directory, servers, "partitions", "loosekv.shared_memory = '16MB'", "loosekv.workers = 2", "loosekv.memtable_size = '16MB'", "loosekv.fan_in = 8")
+    server.sql("CREATE TABLE parted (k int PRIMARY KEY, v text) PARTITION BY HASH (k)",
+               *[f"CREATE TABLE parted{n} PARTITION OF parted FOR VALUES WITH (MODULUS 150, REMAINDER {n}) USING loosekv" for n in range(150)])
+    server.sql("INSERT INTO parted SELECT i, 'value ' || i FROM generate_series(1, 600000) i")
+    for _ in range(2):
+        time.sleep(2)
+        if server.sql("SELECT count(*) FROM parted") != "600000":
+            raise lib.Failure("rows of many partitions are missing")
+    server.kill_all()
+
+
 def memory_came_back(server):
     """Of tables that are gone nothing stays in memory."""
     parts = "coalesce(sum(bytes) FILTER (WHERE part = 'memtables') + sum(bytes) FILTER (WHERE part = 'key index'), -1)"
@@ -701,6 +714,7 @@ def main(directory, servers):
     small.kill_all()
     beyond = beyond_memory(directory, servers)
     servers[-1].kill_all()
+    read_of_all_partitions(directory, servers)
     server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25", "max_locks_per_transaction = 400")
     row_locks(server)
     refused = connections(server)

@@ -105,8 +105,8 @@ impl Arena {
     }
 
     #[cfg(test)]
-    pub(super) fn in_test_heap(heap: &std::sync::Arc<test_heap::TestHeap>, capacity: usize) -> Arena {
-        Arena::with(heap.base(), Source::Test(heap.clone()), capacity, LEAST_CHUNK, pack(0, 0))
+    pub(super) fn in_test_heap(heap: &std::sync::Arc<test_heap::TestHeap>, capacity: usize, first: usize) -> Arena {
+        Arena::with(heap.base(), Source::Test(heap.clone()), capacity, first, pack(0, 0))
     }
 
     /// The address of an offset.
@@ -450,7 +450,7 @@ mod tests {
     #[test]
     fn chunks_grow_and_are_all_freed() {
         let heap = TestHeap::new(1 << 20);
-        let arena = Arena::in_test_heap(&heap, 200_000);
+        let arena = Arena::in_test_heap(&heap, 200_000, LEAST_CHUNK);
         let mut count = 0;
         while let Some(offset) = arena.alloc(10) {
             // SAFETY: the block is ours.
@@ -468,7 +468,7 @@ mod tests {
     #[test]
     fn full_heap_leaves_the_arena_as_it_was() {
         let heap = TestHeap::new(40 << 10);
-        let arena = Arena::in_test_heap(&heap, 1 << 20);
+        let arena = Arena::in_test_heap(&heap, 1 << 20, LEAST_CHUNK);
         while arena.alloc(100).is_some() {}
         let used = arena.used();
         assert_eq!(arena.alloc(2000), None);

@@ -140,7 +140,7 @@ fn check_place(table: &Memtable, model: &Model, key: &[u8]) {
 fn in_both_memories(test: impl Fn(Memtable)) {
     test(Memtable::new(L0Id(7), RowId(BASE), Writer(60), 1 << 20, 4000).expect("memory"));
     let heap = TestHeap::new(if cfg!(miri) { 256 << 10 } else { 2 << 20 });
-    let arena = Arena::in_test_heap(&heap, 1 << 20);
+    let arena = Arena::in_test_heap(&heap, 1 << 20, LEAST_CHUNK);
     test(Memtable::with_arena(arena, L0Id(8), RowId(BASE), Writer(60), 0, None).expect("memory"));
     assert_eq!(heap.live.load(Ordering::Relaxed), 0, "all chunks are freed");
 }
@@ -237,8 +237,8 @@ fn full_is_found_beforehand() {
     let capacities: &[usize] = if cfg!(miri) { &[5000] } else { &[4096, 9000, 40_000] };
     for &capacity in capacities {
         let heap = TestHeap::new(256 << 10);
-        let in_heap =
-            Memtable::with_arena(Arena::in_test_heap(&heap, capacity), L0Id(1), RowId(BASE), Writer(0), 0, None);
+        let arena = Arena::in_test_heap(&heap, capacity, LEAST_CHUNK);
+        let in_heap = Memtable::with_arena(arena, L0Id(1), RowId(BASE), Writer(0), 0, None);
         for table in [in_heap, Memtable::new(L0Id(1), RowId(BASE), Writer(0), capacity, 0)].into_iter().flatten() {
             let mut rng = Rng(9);
             let mut model = Model::new();
@@ -254,6 +254,29 @@ fn full_is_found_beforehand() {
             check_all(&table, &model);
         }
     }
+}
+
+/// Where the heap has no block any more a memtable begins with less, and takes rows as long as that lasts.
+#[test]
+fn a_little_memtable_needs_no_block() {
+    let heap = TestHeap::new(LITTLE + 1024);
+    let begun_with = |first| {
+        let arena = Arena::in_test_heap(&heap, MOST_OF_LITTLE, first);
+        Memtable::with_arena(arena, L0Id(1), RowId(BASE), Writer(0), 0, None)
+    };
+    let little = begun_with(LITTLE).expect("room");
+    let mut rng = Rng(9);
+    let mut model = Model::new();
+    for row in BASE.. {
+        let (key, head, addr) = (rng.key(), head(&mut rng, row), LogAddr(row));
+        if !put(&little, &key, &head, addr) {
+            break;
+        }
+        model.insert((key, Reverse(row)), (head, addr));
+    }
+    assert!(model.len() > 20 && little.memory_used() < LEAST_CHUNK, "{} rows", model.len());
+    check_all(&little, &model);
+    assert!(begun_with(LEAST_CHUNK).is_none());
 }
 
 #[test]
