@@ -74,7 +74,7 @@ impl Error {
     /// As [`Error::io`], but want of room is told apart: it can be waited out.
     pub fn io_or_no_space(what: impl Into<String>, source: std::io::Error) -> Error {
         match source.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded | std::io::ErrorKind::FileTooLarge => {
                 Error::NoSpace(format!("{}: {source}", what.into()))
             }
             _ => Error::io(what, source),

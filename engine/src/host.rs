@@ -111,6 +111,10 @@ pub trait Host: Sized + 'static {
     fn room_to_grow(&self) -> Option<u64> {
         None
     }
+    /// Pages that what a row log outside of the page store holds, or has room for, would fill.
+    fn log_pages(&self) -> u32 {
+        0
+    }
     /// Gives back the pages from `pages` on, when nothing names them any more. May do nothing.
     fn shrink(&self, pages: u32) -> Result<()>;
     /// Replaces the meta page, atomically and durably: after a crash there is the old one or this one, and this one only

@@ -1,9 +1,9 @@
 //! The store when the device fails or is full: each case that was found, or is promised, by name.
 
-use loosekv_engine::embedded::sim::{Fault, SimFs};
+use loosekv_engine::embedded::sim::{Fault, Random, SimFs};
 use loosekv_engine::embedded::{Background, Batch, Options, Reads, Store, Task, WriteOptions};
 use loosekv_engine::error::{Error, Result};
-use loosekv_engine::options::TreeOptions;
+use loosekv_engine::options::{Compression, TreeOptions};
 use std::sync::Arc;
 
 fn options(background: Background) -> Options {
@@ -116,6 +116,86 @@ fn a_full_device_stops_writers_until_there_is_room() {
         assert_eq!(count(&store), written as usize + 500);
         store.close().unwrap();
         assert_eq!(count(&open(&sim, background).unwrap()), written as usize + 500);
+    }
+}
+
+/// Values that no compression makes shorter.
+fn value(n: u32) -> Vec<u8> {
+    let mut random = Random::new(n.into());
+    (0..40).flat_map(|_| random.bits().to_le_bytes()).collect()
+}
+
+/// Does `write` until it succeeds, or is refused so many times; the background works in between. False: it is refused.
+fn finds_room(store: &Store, attempts: u32, write: impl Fn() -> Result<()>) -> bool {
+    for attempt in 0..attempts {
+        match write() {
+            Ok(()) => return true,
+            Err(e) => assert!(matches!(e, Error::NoSpace(_)), "{e}"),
+        }
+        if attempt > 3 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        for task in [Task::Flush, Task::Merge] {
+            while store.step(task).unwrap_or(false) {}
+        }
+    }
+    false
+}
+
+/// Some seconds, where threads are to make room.
+const DELETES: u32 = 1000;
+
+/// Puts rows from here on until the device is full; returns the number of the next one.
+fn fill(store: &Store, from: u32) -> u32 {
+    (from..).find(|n| !finds_room(store, 20, || store.put(&key(*n), &value(*n)))).unwrap()
+}
+
+/// A full device is emptied by deletes, however it became full, and filled again. What others try to write meanwhile takes no room
+/// from them.
+#[test]
+fn a_full_device_is_emptied_by_deletes() {
+    for (seed, background) in (0..).zip([Background::Threads, Background::Caller, Background::Caller]) {
+        for compression in [Compression::None, Compression::Zstd(1)] {
+            let sim = SimFs::new(seed);
+            sim.set_capacity(16 << 20);
+            let mut options = options(background);
+            options.tree.run.compression = compression;
+            options.tree.memtable_bytes = 256 << 10;
+            options.log_chunk = [4096, 16 << 20][seed as usize % 2];
+            let open = || Store::open_on(Arc::new(sim.clone()), "/store", &options).unwrap();
+            let store = open();
+            let rows = fill(&store, 0);
+            assert!(rows > 5000, "{rows} rows");
+            match seed {
+                0 => store.close().unwrap(),
+                1 => sim.kill(),
+                _ => {
+                    store.sync().unwrap();
+                    sim.crash();
+                }
+            }
+            let store = open();
+            assert_eq!(count(&store), rows as usize);
+            for n in 0..rows {
+                if n % (rows / 8) == 0 {
+                    let done = store.delete(b"noise").and_then(|()| store.compact());
+                    assert!(done.is_ok() || matches!(done, Err(Error::NoSpace(_))), "{done:?}");
+                }
+                let gone = finds_room(&store, DELETES, || store.delete(&key(n)));
+                assert!(gone, "row {n} of {rows} cannot be deleted: {:?}", store.trouble());
+                if n % 100 == 0 {
+                    let _ = store.put(b"noise", &value(0));
+                }
+            }
+            assert!(finds_room(&store, DELETES, || store.delete(b"noise")));
+            assert_eq!(count(&store), 0);
+            let again = fill(&store, rows) - rows;
+            assert!(again > rows / 10 * 8, "{again} rows after {rows}");
+            assert_eq!(count(&store), again as usize);
+            assert_eq!(store.check().unwrap(), []);
+            store.close().unwrap();
+            assert_eq!(count(&open()), again as usize);
+        }
     }
 }
 

@@ -169,17 +169,17 @@ fn work(core: &Core, task: Task) -> bool {
             break;
         }
         match step(core, task) {
-            Ok(true) => pace.set_trouble(None),
+            Ok(true) => pace.set_trouble(task, None),
             Ok(false) => break,
             // It needs room to make room, and is in nobody's way: merges go on.
             Err(Error::NoSpace(_) | Error::MemoryFull { .. }) if task == Task::Sink => break,
-            Err(Error::NoSpace(what)) => trouble(core, what),
-            Err(e @ Error::MemoryFull { .. }) => trouble(core, e.to_string()),
+            Err(Error::NoSpace(what)) => trouble(core, task, what),
+            Err(e @ Error::MemoryFull { .. }) => trouble(core, task, e.to_string()),
             // What is under way is given up when the store is closed.
             Err(_) if pace.is_stopped() => return false,
             Err(e) => {
                 core.host().health.fail(&format!("{task:?}: {e}"));
-                pace.set_trouble(Some(e.to_string()));
+                pace.set_trouble(task, Some(e.to_string()));
                 return false;
             }
         }
@@ -187,8 +187,8 @@ fn work(core: &Core, task: Task) -> bool {
     true
 }
 
-fn trouble(core: &Core, what: String) {
-    core.host().pace.set_trouble(Some(what));
+fn trouble(core: &Core, task: Task, what: String) {
+    core.host().pace.set_trouble(task, Some(what));
     core.host().pace.rest();
 }
 
@@ -196,7 +196,14 @@ fn trouble(core: &Core, what: String) {
 pub fn step(core: &Core, task: Task) -> Result<bool> {
     match task {
         Task::Flush => core.flush_one(),
-        Task::Merge => Ok(core.compact_one(false)? || core.index_one()? || core.sweep_one()?),
+        Task::Merge => match core.compact_one(false) {
+            // What has no room on the disk does not keep the index from being built, which tells what a merge would drop.
+            merged @ (Ok(false) | Err(Error::NoSpace(_))) => match core.index_one()? || core.sweep_one()? {
+                true => Ok(true),
+                false => merged,
+            },
+            merged => merged,
+        },
         Task::Sink => core.sink_one(),
     }
 }

@@ -132,6 +132,10 @@ impl Committer {
         let group = self.take_group(&tree.host.options);
         let works: Vec<Work<'_>> = group.iter().map(|t| Work::Batch(&t.batch)).collect();
         let result = write(tree, &works, group.iter().any(|t| t.sync));
+        if matches!(result, Err(Error::NoSpace(_))) && group.len() > 1 {
+            // Deletes find room where others do not, and small batches where large ones do not.
+            return each_alone(tree, &group);
+        }
         for ticket in group.iter().skip(1) {
             let same = result.as_ref().copied().map_err(|e| shared(e, tree));
             *lock(&ticket.state) = Turn::Done(same);
@@ -176,6 +180,22 @@ impl Drop for Leads<'_> {
     fn drop(&mut self) {
         self.0.hand_over();
     }
+}
+
+/// Writes the batches of a group one by one. The first one's result is the caller's.
+#[cold]
+fn each_alone(tree: &Tree<'_, EmbeddedHost>, group: &[Arc<Ticket>]) -> Result<()> {
+    let mut first = None;
+    for ticket in group {
+        let result = write(tree, &[Work::Batch(&ticket.batch)], ticket.sync);
+        if first.is_none() {
+            first = Some(result);
+            continue;
+        }
+        *lock(&ticket.state) = Turn::Done(result);
+        ticket.changed.notify_one();
+    }
+    first.unwrap_or(Ok(()))
 }
 
 /// The error of a group, for each of its members.

@@ -215,7 +215,7 @@ impl Core {
     fn measure(&self) -> Result<()> {
         let runs = self.tree()?.manifest().runs.iter().filter(|r| r.level == 0).count();
         let frozen = self.host.log.segment_count().saturating_sub(1);
-        self.host.log.release(self.tree()?.shared().oldest_log_in_use());
+        self.host.log.release(&self.tree()?.shared().logs_in_use());
         self.host.pace.set_garbage(self.tree()?.shared().garbage_beyond());
         self.host.pace.set(u32::try_from(frozen).unwrap_or(u32::MAX), u32::try_from(runs).unwrap_or(u32::MAX));
         Ok(())

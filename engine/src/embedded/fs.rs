@@ -5,9 +5,12 @@
 //! bytes are durable after [`File::sync`], its name after [`Fs::sync_dir`], and nothing is durable before.
 
 use std::any::Any;
+use std::ffi::CString;
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -34,6 +37,8 @@ pub trait Fs: Send + Sync + 'static {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Locks the file (made if need be) against other opens; `WouldBlock` when another holds it.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
+    /// Bytes that files in a directory could grow by, if that is known.
+    fn room(&self, dir: &Path) -> Option<u64>;
     /// 64 random bits.
     fn random(&self) -> io::Result<u64>;
     fn sleep(&self, time: Duration);
@@ -167,6 +172,15 @@ impl Fs for RealFs {
             return Err(io::Error::last_os_error());
         }
         Ok(Box::new(file))
+    }
+
+    fn room(&self, dir: &Path) -> Option<u64> {
+        let path = CString::new(dir.as_os_str().as_bytes()).ok()?;
+        let mut status = MaybeUninit::<libc::statvfs>::uninit();
+        // SAFETY: the path ends with a zero, and the status is filled in where the call succeeds.
+        let status = unsafe { (libc::statvfs(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }?;
+        // The owner's share is less than what root may use. Some file systems do not know.
+        (status.f_blocks > 0).then(|| status.f_bavail.saturating_mul(status.f_frsize))
     }
 
     fn random(&self) -> io::Result<u64> {

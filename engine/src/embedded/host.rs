@@ -9,7 +9,7 @@ use super::meta_file::MetaFile;
 use super::metrics::{add, Counters};
 use super::options::Options;
 use super::pace::{Pace, Task};
-use super::page_file::{Page, PageFile};
+use super::page_file::{Page, PageFile, PAGES_NAME};
 use super::row_log::RowLog;
 use super::sequence::{SequenceHorizon, Sequences};
 use crate::error::{Error, Result};
@@ -17,8 +17,8 @@ use crate::host::{Budgets, Flip, Host, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::{on, Mutation::I6PagesNotSynced};
 use crate::page::PageBuf;
-use crate::tree::Tree;
-use crate::types::{L0Id, LogAddr, PageNo};
+use crate::tree::{for_deletes, Tree};
+use crate::types::{L0Id, LogAddr, PageNo, PAGE_SIZE};
 use loosekv_shm::latch::ThreadLatch;
 use std::io;
 use std::ops::Deref;
@@ -118,6 +118,35 @@ impl EmbeddedHost {
         self.pages.set_storage_id(id);
         self.log.set_storage_id(id);
     }
+
+    /// Pages that there is room for on the disk, if that is known.
+    fn room(&self) -> Option<u64> {
+        self.fs.room(&self.dir).map(|bytes| bytes / PAGE_SIZE as u64)
+    }
+
+    /// So many of them the page file leaves to the row log, which could not have them back. Half of that is for deletes.
+    fn kept_for_log(&self) -> u64 {
+        u64::from(for_deletes(self.pages.pages()) / 2)
+    }
+
+    /// See [`super::row_log::Room`].
+    fn room_for_log(&self, tree: &Tree<'_, Self>, least: u64, wanted: u64, deletes: bool) -> Result<u64> {
+        let Some(room) = self.room() else { return Ok(wanted) };
+        let room = if deletes { room } else { room.saturating_sub(self.kept_for_log() / 2) };
+        let pages = |bytes: u64| u32::try_from(bytes.div_ceil(PAGE_SIZE as u64)).unwrap_or(u32::MAX);
+        let got = tree.room_for_log(pages(least), pages(wanted), room, deletes)?;
+        Ok(u64::from(got) * PAGE_SIZE as u64)
+    }
+
+    /// The same, once more if there are logs that readers have gone from since they were flushed.
+    fn find_room_for_log(&self, tree: &Tree<'_, Self>, least: u64, wanted: u64, deletes: bool) -> Result<u64> {
+        match self.room_for_log(tree, least, wanted, deletes) {
+            Err(Error::NoSpace(_)) if self.log.release(&tree.shared().logs_in_use()) => {
+                self.room_for_log(tree, least, wanted, deletes)
+            }
+            got => got,
+        }
+    }
 }
 
 impl Host for EmbeddedHost {
@@ -178,7 +207,22 @@ impl Host for EmbeddedHost {
 
     fn extend(&self, pages: u32) -> Result<()> {
         self.health.check()?;
-        self.pages.extend(pages)
+        let more = u64::from(pages.saturating_sub(self.pages.pages()));
+        match self.room_to_grow().filter(|left| *left < more) {
+            Some(left) => {
+                let what = format!("{PAGES_NAME} cannot grow to {pages} pages: there is room for {left} more");
+                Err(Error::NoSpace(what))
+            }
+            None => self.pages.extend(pages),
+        }
+    }
+
+    fn room_to_grow(&self) -> Option<u64> {
+        self.room().map(|room| room.saturating_sub(self.kept_for_log()))
+    }
+
+    fn log_pages(&self) -> u32 {
+        self.log.pages()
     }
 
     fn shrink(&self, pages: u32) -> Result<()> {
@@ -202,12 +246,13 @@ impl Host for EmbeddedHost {
 
     fn append(
         &self,
-        _tree: &Tree<'_, Self>,
+        tree: &Tree<'_, Self>,
         generation: L0Id,
         records: &[&[u8]],
         link: &mut dyn FnMut(usize, LogAddr),
     ) -> Result<()> {
-        self.log.append(generation, records, link)
+        let room = |least, wanted, deletes| self.find_room_for_log(tree, least, wanted, deletes);
+        self.log.append(generation, records, &room, link)
     }
 
     fn log_row(&self, generation: L0Id, addr: LogAddr) -> Result<LogRow> {
@@ -260,6 +305,7 @@ impl Host for EmbeddedHost {
         let _one = lock(&self.flushing);
         if tree.flush_one()? {
             add(&self.counters.flushes, 1);
+            self.log.release(&tree.shared().logs_in_use());
         }
         Ok(())
     }

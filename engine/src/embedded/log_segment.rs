@@ -212,6 +212,22 @@ fn next_nonzero(bytes: &[u8]) -> Option<usize> {
     tail.iter().position(|b| *b != 0).map(|at| whole * 64 + at)
 }
 
+/// Room that a segment may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Granted {
+    pub bytes: u64,
+    /// Anybody may use it.
+    pub open: bool,
+}
+
+/// Who wants to append asks for room.
+pub struct Grant<'a> {
+    /// At least so many bytes, or so many that the segment would like to have.
+    pub room: &'a dyn Fn(u64, u64) -> Result<Granted>,
+    /// Nothing but tombstones is appended.
+    pub deletes: &'a dyn Fn() -> bool,
+}
+
 /// An open segment.
 pub struct Segment {
     pub generation: L0Id,
@@ -224,6 +240,8 @@ pub struct Segment {
     reserved: bool,
     /// End of the file's allocated part; changed by the appender alone.
     allocated: AtomicU64,
+    /// End of what anybody may write to; the rest is for deletes on a full disk. Changed by the appender alone.
+    open: AtomicU64,
     /// End of the part whose pages the mapping has got; changed by the appender alone.
     populated: AtomicU64,
     /// End of the frames that may be read.
@@ -244,6 +262,7 @@ impl Segment {
             map,
             reserved,
             allocated: AtomicU64::new(len),
+            open: AtomicU64::new(len),
             populated: AtomicU64::new(0),
             end: AtomicU64::new(end),
         }
@@ -257,19 +276,34 @@ impl Segment {
         self.allocated.load(Ordering::Relaxed)
     }
 
-    /// Makes room for `len` more bytes. Nothing has changed when it fails. For the appender alone.
-    pub fn make_room(&self, len: u64, chunk: u64) -> std::io::Result<()> {
+    /// Makes room for `len` more bytes, by a chunk if that is granted. Nothing has changed when it fails. For the appender alone.
+    pub fn make_room(&self, len: u64, chunk: u64, grant: &Grant<'_>) -> Result<()> {
         let wanted = self.end() + len;
-        if wanted <= self.allocated() {
+        if wanted <= self.open.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let old = self.allocated();
+        if wanted <= old && (grant.deletes)() {
             return Ok(());
         }
         if wanted > MAX_SEGMENT {
-            return Err(std::io::ErrorKind::FileTooLarge.into());
+            return Err(Error::NoSpace(format!("{} cannot grow: it has {old} bytes", self.name)));
         }
-        let rounded = wanted.next_multiple_of(chunk.max(1)).min(MAX_SEGMENT);
-        self.file.allocate(rounded)?;
-        self.allocated.store(rounded, Ordering::Relaxed);
+        let rounded = wanted.max(old + 1).next_multiple_of(chunk.max(1)).min(MAX_SEGMENT);
+        let granted = (grant.room)(wanted.saturating_sub(old).max(1), rounded.saturating_sub(old))?;
+        let room = (old + granted.bytes).min(rounded.max(old));
+        let failed = |e| Error::io_or_no_space(format!("{} cannot grow", self.name), e);
+        self.file.allocate(room).map_err(failed)?;
+        self.allocated.store(room, Ordering::Relaxed);
+        if granted.open {
+            self.open.store(room, Ordering::Relaxed);
+        }
         Ok(())
+    }
+
+    /// What is allocated is for deletes.
+    pub fn shut(&self) {
+        self.open.store(self.end(), Ordering::Relaxed);
     }
 
     /// Something is about to be written at the end. A hint.
@@ -333,6 +367,7 @@ impl Segment {
     pub fn trim(&self) -> std::io::Result<()> {
         self.file.set_len(self.end())?;
         self.allocated.store(self.end(), Ordering::Relaxed);
+        self.open.store(self.end(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -62,7 +62,7 @@ struct State {
     stop: bool,
     /// Flushes done.
     flushed: u64,
-    /// Why the background is not getting on, while it is not, and how often it has said so.
+    /// Why the background is not getting on, while it is not, and how often a flush was tried in vain.
     trouble: Option<String>,
     troubles: u64,
 }
@@ -202,10 +202,10 @@ impl Pace {
         self.changed.notify_all();
     }
 
-    /// Why the background is not getting on; `None`: it is.
-    pub fn set_trouble(&self, trouble: Option<String>) {
+    /// Why the background is not getting on with a task; `None`: it is. Who waits for a flush goes on waiting when a merge finds no room.
+    pub fn set_trouble(&self, task: Task, trouble: Option<String>) {
         let mut state = lock(&self.state);
-        state.troubles += u64::from(trouble.is_some());
+        state.troubles += u64::from(trouble.is_some() && task == Task::Flush);
         state.trouble = trouble;
         drop(state);
         self.changed.notify_all();
@@ -371,14 +371,14 @@ mod tests {
             pace.flushed();
             waiter.join().unwrap().unwrap();
         });
-        pace.set_trouble(Some("full".into()));
+        pace.set_trouble(Task::Flush, Some("full".into()));
         std::thread::scope(|s| {
             let waiter = s.spawn(|| pace.wait_for_flush(&health, &counters));
             assert_eq!(pace.next(Task::Flush, false), Next::Work);
-            pace.set_trouble(Some("still full".into()));
+            pace.set_trouble(Task::Flush, Some("still full".into()));
             assert!(matches!(waiter.join().unwrap(), Err(Error::NoSpace(what)) if what.contains("still")));
         });
-        pace.set_trouble(None);
+        pace.set_trouble(Task::Flush, None);
         pace.stop();
         assert!(matches!(pace.wait_for_flush(&health, &counters), Err(Error::Unavailable(_))));
         assert_eq!(pace.next(Task::Merge, true), Next::Stop);

@@ -10,12 +10,14 @@
 use super::fs::Fs;
 use super::health::{lock, Health};
 use super::log_segment::{
-    encode_frame, search, seed, stored_len, Frame, Header, LogRow, Segment, SegmentReader, HEADER,
+    encode_frame, search, seed, stored_len, Frame, Grant, Granted, Header, LogRow, Segment, SegmentReader, HEADER,
 };
 use super::metrics::add_alone;
 use crate::error::{Error, Place, Result};
-use crate::types::{L0Id, LogAddr};
+use crate::row::are_tombstones;
+use crate::types::{L0Id, LogAddr, PAGE_SIZE};
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -43,6 +45,9 @@ pub struct RowLog {
 /// Is shown the records of a replay.
 pub type Show<'a> = dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()> + 'a;
 
+/// How many bytes the log may take of the disk: at least so many, or so many that it would like to have; whether for deletes alone.
+pub type Room<'a> = dyn Fn(u64, u64, bool) -> Result<u64> + 'a;
+
 #[derive(Default)]
 struct Segments {
     /// Ascending generations.
@@ -57,6 +62,9 @@ pub struct LogCounters {
     pub bytes: AtomicU64,
     pub syncs: AtomicU64,
 }
+
+/// A run has so many pages at least, beside those for its rows.
+const LEAST_RUN: u64 = 8;
 
 /// Bytes of frames whose memory is kept from one to the next.
 const MOST_KEPT: usize = 4 << 20;
@@ -154,13 +162,35 @@ impl RowLog {
         Ok(SegmentReader(segment))
     }
 
+    /// Pages that the runs may have which the segments become, or could become if they were full.
+    pub fn pages(&self) -> u32 {
+        let segments = self.segments();
+        let newest = segments.live.last().map(|segment| segment.generation);
+        // One to which nothing was appended before the next was begun becomes no run.
+        let counts = |segment: &&Arc<Segment>| segment.end() > HEADER as u64 || Some(segment.generation) == newest;
+        let of_run = |segment: &Arc<Segment>| segment.allocated().div_ceil(PAGE_SIZE as u64) + LEAST_RUN;
+        u32::try_from(segments.live.iter().filter(counts).map(of_run).sum::<u64>()).unwrap_or(u32::MAX)
+    }
+
     /// Appends the records as one frame, then tells their addresses. Nothing has changed when it fails.
-    pub fn append(&self, generation: L0Id, records: &[&[u8]], link: &mut dyn FnMut(usize, LogAddr)) -> Result<()> {
+    pub fn append(
+        &self,
+        generation: L0Id,
+        records: &[&[u8]],
+        room: &Room<'_>,
+        link: &mut dyn FnMut(usize, LogAddr),
+    ) -> Result<()> {
         self.health.check()?;
+        let deletes = || are_tombstones(records);
+        let ask = |least, wanted| match room(least, wanted, false) {
+            Err(Error::NoSpace(_)) if deletes() => Ok(Granted { bytes: room(least, wanted, true)?, open: false }),
+            granted => Ok(Granted { bytes: granted?, open: true }),
+        };
+        let grant = Grant { room: &ask, deletes: &deletes };
         let mut tail = lock(&self.tail);
         let tail = &mut *tail;
         if tail.newest.as_ref().is_none_or(|newest| newest.generation != generation) {
-            tail.newest = Some(self.newest_or_new(generation, tail)?);
+            tail.newest = Some(self.newest_or_new(generation, tail, &grant)?);
         }
         let Some(segment) = &tail.newest else { return Err(no_segment(generation, LogAddr(0))) };
         segment.touch_end();
@@ -170,7 +200,7 @@ impl RowLog {
         let synced = self.synced.load(Ordering::Acquire);
         let behind = u32::try_from(tail.next_frame - synced).ok().filter(|_| synced > tail.marked);
         let payload = encode_frame(segment.seed, number, behind, records, &mut tail.frame)?;
-        self.put(segment, &tail.frame)?;
+        self.put(segment, &tail.frame, &grant)?;
         let mut at = segment.end() + payload as u64;
         segment.publish(tail.frame.len() as u64);
         self.end.store(segment.end(), Ordering::Relaxed);
@@ -193,15 +223,10 @@ impl RowLog {
         Ok(())
     }
 
-    fn put(&self, segment: &Segment, frame: &[u8]) -> Result<()> {
-        let context = |e: io::Error| match e.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                Error::NoSpace(format!("{} cannot grow: {e}", segment.name))
-            }
-            _ => Error::io(format!("cannot write {}", segment.name), e),
-        };
-        segment.make_room(frame.len() as u64, self.chunk).map_err(context)?;
+    fn put(&self, segment: &Segment, frame: &[u8], grant: &Grant<'_>) -> Result<()> {
+        segment.make_room(frame.len() as u64, self.chunk, grant)?;
         // A write that failed half-way is written over by the next one, or cut off by replay.
+        let context = |e| Error::io_or_no_space(format!("cannot write {}", segment.name), e);
         segment.write(frame).map_err(|e| match context(e) {
             full @ Error::NoSpace(_) => full,
             other => self.health.fatal(other),
@@ -209,7 +234,7 @@ impl RowLog {
     }
 
     /// The segment to append to: the newest, or a new one for a newer generation.
-    fn newest_or_new(&self, generation: L0Id, tail: &mut Tail) -> Result<Arc<Segment>> {
+    fn newest_or_new(&self, generation: L0Id, tail: &mut Tail, grant: &Grant<'_>) -> Result<Arc<Segment>> {
         let newest = self.segments().live.last().cloned();
         match newest {
             Some(segment) if segment.generation == generation => Ok(segment),
@@ -217,11 +242,26 @@ impl RowLog {
                 "append to log generation {generation}, but {} has begun",
                 segment.generation
             ))),
-            previous => self.begin(generation, previous.as_deref(), tail),
+            previous => self.begin(generation, previous.as_deref(), tail, grant),
         }
     }
 
-    fn begin(&self, generation: L0Id, previous: Option<&Segment>, tail: &mut Tail) -> Result<Arc<Segment>> {
+    fn begin(
+        &self,
+        generation: L0Id,
+        previous: Option<&Segment>,
+        tail: &mut Tail,
+        grant: &Grant<'_>,
+    ) -> Result<Arc<Segment>> {
+        let granted = match (grant.room)(HEADER as u64, self.chunk) {
+            Ok(granted) if granted.bytes >= self.chunk => granted,
+            // Nobody writes to the previous one any more. What it keeps if it cannot be cut goes with it.
+            _ => {
+                let _ = previous.map(Segment::trim);
+                (grant.room)(HEADER as u64, self.chunk)?
+            }
+        };
+        let len = granted.bytes.min(self.chunk);
         let header = Header {
             storage_id: self.storage_id.load(Ordering::Acquire),
             generation,
@@ -232,14 +272,17 @@ impl RowLog {
         let path = self.dir.join(segment_name(generation));
         let name = path.display().to_string();
         let made = self.fs.create(&path).and_then(|file| {
-            let made = file.allocate(self.chunk).and_then(|r| file.write_at(&header.encode(), 0).map(|()| r));
+            let made = file.allocate(len).and_then(|r| file.write_at(&header.encode(), 0).map(|()| r));
             match made {
                 Ok(reserved) => Ok((file, reserved)),
                 Err(e) => self.fs.remove(&path).and(Err(e)),
             }
         });
         let (file, reserved) = made.map_err(|e| Error::io_or_no_space(format!("cannot make {name}"), e))?;
-        let segment = Arc::new(Segment::new(&header, name, file, HEADER as u64, self.chunk, reserved));
+        let segment = Arc::new(Segment::new(&header, name, file, HEADER as u64, len, reserved));
+        if !granted.open {
+            segment.shut();
+        }
         tail.new_names = true;
         self.change().live.push(Arc::clone(&segment));
         Ok(segment)
@@ -271,7 +314,11 @@ impl RowLog {
         let segments = self.segments().live.clone();
         if let Some(newest) = segments.last().filter(|_| self.synced.load(Ordering::Acquire) > 0) {
             lock(&self.tail).marked = 0;
-            self.append(newest.generation, &[], &mut |_, _| {})?;
+            match self.append(newest.generation, &[], &|least, _, _| Ok(least), &mut |_, _| {}) {
+                // The next open reads it as after a crash.
+                Err(Error::NoSpace(_)) => {}
+                appended => appended?,
+            }
         }
         for segment in &segments {
             segment.trim().map_err(|e| Error::io(format!("cannot cut {}", segment.name), e))?;
@@ -304,11 +351,12 @@ impl RowLog {
         gone.iter().try_for_each(|s| self.remove(s.generation))
     }
 
-    /// No reader has the memtable of a generation below `oldest` pinned any more.
-    pub fn release(&self, oldest: L0Id) {
-        let gone: Vec<_> = self.change().retired.extract_if(.., |s| s.generation < oldest).collect();
-        // Unmapping takes its time, and no lock is held here.
-        drop(gone);
+    /// No reader has the memtable of another generation pinned than of these. False: no log was kept for one.
+    pub fn release(&self, in_use: &[RangeInclusive<L0Id>]) -> bool {
+        let is_used = |segment: &Arc<Segment>| in_use.iter().any(|range| range.contains(&segment.generation));
+        let gone: Vec<_> = self.change().retired.extract_if(.., |segment| !is_used(segment)).collect();
+        // Unmapping takes its time, and it is not locked here.
+        !gone.is_empty()
     }
 
     fn remove(&self, generation: L0Id) -> Result<()> {
@@ -579,7 +627,8 @@ mod tests {
 
     fn append(log: &RowLog, generation: u64, records: &[&[u8]]) -> Result<Records> {
         let mut all = Vec::new();
-        log.append(L0Id(generation), records, &mut |i, a| all.push((generation, a.0, records[i].to_vec())))?;
+        let link = &mut |i: usize, a: LogAddr| all.push((generation, a.0, records[i].to_vec()));
+        log.append(L0Id(generation), records, &|_, wanted, _| Ok(wanted), link)?;
         Ok(all)
     }
 
@@ -615,9 +664,9 @@ mod tests {
             append(&again, 7, &[b"more"]).unwrap();
             again.forget(L0Id(2)).unwrap();
             assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_ok());
-            again.release(L0Id(1));
+            assert!(!again.release(&[L0Id(1)..=L0Id(3)]));
             assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_ok());
-            again.release(L0Id(2));
+            assert!(again.release(&[L0Id(2)..=L0Id(3)]));
             assert!(again.row(L0Id(1), LogAddr(written[0].1)).is_err());
             assert_eq!(replay(&self::log(&fs, &dir), 2).unwrap().len(), 202);
         }

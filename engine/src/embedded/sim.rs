@@ -6,7 +6,7 @@
 
 use super::fs::{File, Fs, Lock, Mapping};
 use super::health::lock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -63,6 +63,8 @@ struct Data {
     durable: Vec<u8>,
     /// Since the last sync, in order.
     pending: Vec<Pending>,
+    /// How often it is open: its room is given back when it has neither handle nor name.
+    handles: usize,
 }
 
 enum Pending {
@@ -167,6 +169,13 @@ impl SimFs {
         hit
     }
 
+    fn handle(&self, disk: &mut Disk, file: usize) -> Arc<dyn File> {
+        if let Some(data) = disk.files.get_mut(file) {
+            data.handles += 1;
+        }
+        Arc::new(SimFile { fs: self.clone(), file, age: disk.age })
+    }
+
     /// Whether the machine has stopped by a [`Fault::Stop`].
     pub fn is_stopped(&self) -> bool {
         lock(&self.0).stopped
@@ -195,6 +204,7 @@ impl Disk {
         self.full = false;
         self.faults.clear();
         self.bad_sync = false;
+        self.files.iter_mut().for_each(|data| data.handles = 0);
     }
 
     fn crash(&mut self) {
@@ -228,7 +238,7 @@ impl Disk {
         if self.stopped {
             return Err(dead());
         }
-        let taken: u64 = if takes_room > 0 { self.files.iter().map(|f| f.now.len() as u64).sum() } else { 0 };
+        let left = if takes_room > 0 { self.left() } else { 0 };
         match fault {
             Some(Fault::Error) => Err(io::Error::from_raw_os_error(libc::EIO)),
             Some(Fault::Stop) => {
@@ -236,13 +246,23 @@ impl Disk {
                 Err(dead())
             }
             Some(Fault::Full) if takes_room > 0 => Err(full()),
-            _ if takes_room > 0 && (self.full || taken + takes_room > self.capacity) => Err(full()),
+            _ if takes_room > left => Err(full()),
             _ => Ok(()),
         }
     }
 
     fn file(&mut self, file: usize) -> io::Result<&mut Data> {
         self.files.get_mut(file).ok_or_else(dead)
+    }
+
+    /// Bytes that there is room for.
+    fn left(&self) -> u64 {
+        if self.full || self.capacity == u64::MAX {
+            return if self.full { 0 } else { u64::MAX };
+        }
+        let named: BTreeSet<usize> = self.names.values().copied().collect();
+        let there = self.files.iter().enumerate().filter(|(file, data)| data.handles > 0 || named.contains(file));
+        self.capacity.saturating_sub(there.map(|(_, data)| data.now.len() as u64).sum())
     }
 }
 
@@ -304,9 +324,9 @@ impl Fs for SimFs {
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
-        let disk = lock(&self.0);
+        let mut disk = lock(&self.0);
         let file = *disk.names.get(path).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Arc::new(SimFile { fs: self.clone(), file, age: disk.age }))
+        Ok(self.handle(&mut disk, file))
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
@@ -318,7 +338,7 @@ impl Fs for SimFs {
         let file = disk.files.len();
         disk.files.push(Data::default());
         disk.rename(Naming::Make(path.to_path_buf(), file));
-        Ok(Arc::new(SimFile { fs: self.clone(), file, age: disk.age }))
+        Ok(self.handle(&mut disk, file))
     }
 
     fn create_unnamed(&self, _dir: &Path) -> io::Result<Arc<dyn File>> {
@@ -326,7 +346,7 @@ impl Fs for SimFs {
         disk.operate(1)?;
         let file = disk.files.len();
         disk.files.push(Data::default());
-        Ok(Arc::new(SimFile { fs: self.clone(), file, age: disk.age }))
+        Ok(self.handle(&mut disk, file))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -371,6 +391,10 @@ impl Fs for SimFs {
         Ok(Box::new(SimLock { fs: self.clone(), age: disk.age }))
     }
 
+    fn room(&self, _dir: &Path) -> Option<u64> {
+        Some(lock(&self.0).left()).filter(|left| *left < u64::MAX)
+    }
+
     fn random(&self) -> io::Result<u64> {
         Ok(lock(&self.0).random.bits())
     }
@@ -403,6 +427,17 @@ struct SimFile {
     fs: SimFs,
     file: usize,
     age: u64,
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        let mut disk = lock(&self.fs.0);
+        if disk.age == self.age {
+            if let Some(data) = disk.files.get_mut(self.file) {
+                data.handles -= 1;
+            }
+        }
+    }
 }
 
 impl SimFile {

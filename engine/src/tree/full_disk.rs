@@ -24,6 +24,7 @@ use crate::tree::shared::{Ledger, Shared};
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
 use loosekv_shm::scope;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 /// The store has little room where it could grow by less than this, or by less than so many times its reserve.
@@ -37,6 +38,20 @@ const PART_OF_SMALL: u32 = 4;
 const PART_WORTH_MERGING: u64 = 16;
 /// There is more to a slice than data: at least so many pages, which stay taken until the merge ends.
 const BESIDE_DATA: u64 = 4;
+
+/// Who is refused pages flushes a memtable of so many bytes of log, or of such a part of its size; a row has so many beside key and body.
+const WORTH_A_RUN: u64 = 128 << 10;
+const PART_WORTH_A_RUN: u64 = 8;
+const LOGGED_BESIDE: u64 = 24;
+
+/// Where there is little room a log outside of the page store takes this part of it at once, or so many pages.
+const LOG_BY_ROOM: u64 = 8;
+const LEAST_OF_LOG: u32 = 8;
+
+/// Pages that a store of so many keeps back for deletes.
+pub fn for_deletes(high: u32) -> u32 {
+    (high / PART_FOR_DELETES).max(LEAST_FOR_DELETES.min(high / PART_OF_SMALL))
+}
 
 /// Who takes pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +68,7 @@ impl Ledger {
     /// As many pages have to stay free on a full disk when this one takes some; `log` are those that the log is to get.
     pub(super) fn kept_on_full_disk(&self, taker: Taker, log: u32) -> u32 {
         let logs = self.manifest.log_extents.iter().map(|log| log.extent.pages);
-        let logged = logs.fold(log, u32::saturating_add);
+        let logged = logs.fold(log.saturating_add(self.logged_outside), u32::saturating_add);
         match taker {
             Taker::Flush => self.for_the_flip(),
             _ if on(NothingReserved) => self.for_the_flip(),
@@ -65,13 +80,18 @@ impl Ledger {
 
     /// Pages that are kept back for deletes, and half of them from these.
     fn for_deletes(&self) -> u32 {
-        let high = self.free.high();
-        (high / PART_FOR_DELETES).max(LEAST_FOR_DELETES.min(high / PART_OF_SMALL))
+        for_deletes(self.free.high())
+    }
+
+    /// Looks how much room there is, and how much the log takes.
+    fn look(&mut self, host: &impl Host) {
+        self.left = host.room_to_grow();
+        self.logged_outside = host.log_pages();
     }
 
     /// The same as things are: none, unless there is little room.
     pub(super) fn kept_from(&mut self, taker: Taker, log: u32, host: &impl Host) -> u32 {
-        self.left = host.room_to_grow();
+        self.look(host);
         let kept = self.kept_on_full_disk(taker, log);
         match taker {
             // It takes what is kept.
@@ -137,10 +157,12 @@ impl<H: Host> Shared<H> {
         // Of these nobody knows whether they, and what they delete, will be dropped.
         let unsettled = view.runs.iter().filter(|run| !run.settled).map(|run| run.left_of(run.shape.tombstones));
         let kept = kept_by_merges(&view.runs).saturating_add(2 * unsettled.sum::<u64>());
-        match self.garbage(view) {
-            _ if job.runs.end < view.runs.len() => 0,
-            Some(garbage) => garbage.dead.saturating_sub(kept).min(rows),
-            None => rows,
+        let tombstones = || view.runs.iter().map(|run| run.left_of(run.shape.tombstones)).sum::<u64>();
+        // Where nobody knows, what tombstones say is all: a merge that does not come to its end keeps what it has taken.
+        let dead = self.garbage(view).map_or_else(|| 2 * tombstones(), |garbage| garbage.dead);
+        match job.runs.end < view.runs.len() {
+            true => 0,
+            false => dead.saturating_sub(kept).min(rows),
         }
     }
 
@@ -181,7 +203,7 @@ fn inputs<'v>(view: &'v SuperVersion, job: &Job) -> &'v [Arc<RunDesc>] {
 impl<H: Host> Tree<'_, H> {
     /// Refuses a merge that would not find its room, nor some for so many pages of values that it moves.
     pub(super) fn find_room_for(&self, view: &SuperVersion, job: &Job, values: u64) -> Result<()> {
-        self.shared.ledger.lock().left = self.host.room_to_grow();
+        self.shared.ledger.lock().look(&self.host);
         let Some(free) = self.shared.pages_for_merges() else { return Ok(()) };
         let needed = self.shared.needed_by(view, job, free) + values;
         if needed <= u64::from(free) {
@@ -189,7 +211,7 @@ impl<H: Host> Tree<'_, H> {
         }
         // There may be room again since the store was last to grow.
         let more = u32::try_from(needed - u64::from(free)).unwrap_or(u32::MAX);
-        self.grow_by(more).map_err(|failed| match failed {
+        self.grow_by(&mut self.shared.ledger.lock(), more).map_err(|failed| match failed {
             Error::NoSpace(why) => {
                 Error::NoSpace(format!("a merge needs about {needed} pages of room, and has {free}: {why}"))
             }
@@ -198,11 +220,43 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Adds so many free pages.
-    fn grow_by(&self, pages: u32) -> Result<()> {
-        let mut ledger = self.shared.ledger.lock();
-        let [added] = self.take_reached(&mut ledger, |free| Ok([free.take_new(pages)?]), |_, _| None)?;
+    fn grow_by(&self, ledger: &mut Ledger, pages: u32) -> Result<()> {
+        let [added] = self.take_reached(ledger, |free| Ok([free.take_new(pages)?]), |_, _| None)?;
         scope::with(|| ledger.free.give(added));
         Ok(())
+    }
+
+    /// For hosts whose row log has files of its own, which have room for `room` pages more: how many of `pages` the log may take, at
+    /// least so many. Where there is little room the store keeps a free page for each of them. `deletes`: for tombstones alone.
+    pub fn room_for_log(&self, least: u32, pages: u32, room: u64, deletes: bool) -> Result<u32> {
+        let taker = if deletes { Taker::Delete } else { Taker::Write };
+        let mut ledger = self.shared.ledger.lock();
+        self.shared.reap(&mut ledger, self.host.lagging());
+        ledger.look(&self.host);
+        let kept = ledger.kept_on_full_disk(taker, 0);
+        if ledger.little_room(kept).is_none() {
+            return Ok(pages);
+        }
+        let kept = u64::from(kept);
+        let (free, left) = (ledger.free.pages(), ledger.left.unwrap_or(0));
+        let inside = free.saturating_sub(kept).min(room);
+        // For each page that the log takes the store grows by another one.
+        let beside = ((free + left).saturating_sub(kept) / 2).min(left);
+        let few = u32::try_from(room / LOG_BY_ROOM).unwrap_or(u32::MAX).max(least).max(LEAST_OF_LOG).min(pages);
+        let most = |most: u64| u32::try_from(most).unwrap_or(u32::MAX).min(few);
+        let missing = |pages: u32| u32::try_from((kept + u64::from(pages)).saturating_sub(free)).unwrap_or(u32::MAX);
+        let mut taken = most(inside.max(beside));
+        if taken >= least && missing(taken) > 0 && self.grow_by(&mut ledger, missing(taken)).is_err() {
+            taken = most(inside);
+        }
+        match taken >= least {
+            true => Ok(taken),
+            false => {
+                let what =
+                    format!("the row log needs {least} pages of room: {room} are left, {free} free, {kept} kept");
+                Err(Error::NoSpace(what))
+            }
+        }
     }
 
     /// Somebody was refused pages while there are as many as the flush of what was written needs: with it the log's pages become
@@ -211,8 +265,17 @@ impl<H: Host> Tree<'_, H> {
     pub(super) fn flush_the_reserve(&self) -> Result<bool> {
         let before = self.pin().flushed;
         let last = self.pin().active().table.generation();
+        // A run has pages beside those for its rows: of small memtables, one for each that is refused, there would soon be no room left.
+        let worth = {
+            let view = self.pin();
+            let active = view.active();
+            let logged = active.logged.load(Relaxed) + active.table.rows() * LOGGED_BESIDE;
+            logged >= (self.shared.options.memtable_bytes() / PART_WORTH_A_RUN).min(WORTH_A_RUN)
+        };
         let flush = || -> Result<()> {
-            self.rotate_from(last)?;
+            if worth {
+                self.rotate_from(last)?;
+            }
             // Not pinned while it is flushed: what it had in the log would stay.
             let oldest = || self.pin().frozen.last().map(|frozen| frozen.table.generation());
             while let Some(oldest) = oldest() {

@@ -23,6 +23,7 @@ use crate::tree::value_space::ValueSpace;
 use crate::tree::version::{Current, Generation, Retired, SuperVersion};
 use crate::types::{Extent, ExtentSeq, L0Id, RowId, Writer};
 use loosekv_shm::scope;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -100,6 +101,8 @@ pub struct Ledger {
     pub full: bool,
     /// By how many pages it could grow when that was last asked, if the host knows.
     pub left: Option<u64>,
+    /// See [`Host::log_pages`], when that was last asked.
+    pub logged_outside: u32,
     /// Given up by a flip, but superversions that name them may still be pinned.
     pub limbo: Vec<Limbo>,
     /// Out of limbo, but readers elsewhere may need them.
@@ -238,6 +241,7 @@ impl<H: Host> Shared<H> {
                 reuse_told: 0,
                 full: false,
                 left: None,
+                logged_outside: 0,
                 body_sinks: false,
                 values: ValueSpace::default(),
             }),
@@ -396,13 +400,13 @@ impl<H: Host> Shared<H> {
         unnamed
     }
 
-    /// The oldest generation whose memtable a superversion names that is pinned, or may yet be: the log of those before it
-    /// is read by nobody any more.
-    pub fn oldest_log_in_use(&self) -> L0Id {
+    /// The generations whose memtables the superversions name that are pinned, or may yet be: the log of others is read by nobody any
+    /// more.
+    pub fn logs_in_use(&self) -> Vec<RangeInclusive<L0Id>> {
         let versions = self.versions.lock();
         let current = self.current.pin::<H>();
-        let pinned = versions.retired.iter().filter(|v| v.is_pinned()).map(|v| v.oldest_generation());
-        pinned.fold(current.oldest_generation(), L0Id::min)
+        let pinned = versions.retired.iter().filter(|v| v.is_pinned()).map(|v| v.generations());
+        pinned.chain([current.generations()]).collect()
     }
 
     /// Free pages at the end of the page store, and all pages.

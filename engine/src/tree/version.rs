@@ -16,7 +16,7 @@ use crate::run_map::RunMap;
 use crate::tree::chain;
 use crate::tree::shared::Owner;
 use crate::types::L0Id;
-use std::ops::{Deref, Range};
+use std::ops::{Deref, Range, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 
@@ -114,6 +114,11 @@ impl SuperVersion {
     /// Memtables, newest first.
     pub fn memtables(&self) -> impl Iterator<Item = &Arc<Generation>> {
         self.active.iter().chain(&self.frozen)
+    }
+
+    /// Those of its memtables.
+    pub fn generations(&self) -> RangeInclusive<L0Id> {
+        self.oldest_generation()..=self.active().table.generation()
     }
 
     pub fn oldest_generation(&self) -> L0Id {

@@ -182,11 +182,16 @@ impl<H: Host> Tree<'_, H> {
                 records.clear();
                 encode_record(&RowRef { key: row.key, head, body: row.body }, records);
                 let mut room = Some(room);
-                self.host.append(self, view.active().table.generation(), &[records], &mut |_, addr| {
+                let appended = self.host.append(self, view.active().table.generation(), &[records], &mut |_, addr| {
                     if let Some(room) = room.take() {
                         view.active().table.link(&splice, room, row.key, &head, addr);
                     }
-                })?;
+                });
+                if appended.is_err() {
+                    // Else those who are refused again and again use the memtable up.
+                    room.into_iter().for_each(|room| view.active().table.give_back(room));
+                }
+                appended?;
                 1
             }
             _ => match self.append_many(view, rows, first, records)? {
