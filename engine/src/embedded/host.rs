@@ -17,7 +17,7 @@ use crate::host::{Budgets, Flip, Host, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::{on, Mutation::I6PagesNotSynced};
 use crate::page::PageBuf;
-use crate::tree::{for_deletes, Tree};
+use crate::tree::{for_deletes, is_much_room, Tree};
 use crate::types::{L0Id, LogAddr, PageNo, PAGE_SIZE};
 use loosekv_shm::latch::ThreadLatch;
 use std::io;
@@ -132,6 +132,11 @@ impl EmbeddedHost {
     /// See [`super::row_log::Room`].
     fn room_for_log(&self, tree: &Tree<'_, Self>, least: u64, wanted: u64, deletes: bool) -> Result<u64> {
         let Some(room) = self.room() else { return Ok(wanted) };
+        // The ledger knows what is kept, and would have to be waited for while a flip is synced. Twice that is more than it keeps.
+        let kept = u64::from(self.log.pages()) + u64::from(for_deletes(self.pages.pages()));
+        if is_much_room(room.saturating_sub(self.kept_for_log()), 2 * kept) {
+            return Ok(wanted);
+        }
         let room = if deletes { room } else { room.saturating_sub(self.kept_for_log() / 2) };
         let pages = |bytes: u64| u32::try_from(bytes.div_ceil(PAGE_SIZE as u64)).unwrap_or(u32::MAX);
         let got = tree.room_for_log(pages(least), pages(wanted), room, deletes)?;

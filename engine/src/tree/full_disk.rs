@@ -48,6 +48,11 @@ const LOGGED_BESIDE: u64 = 24;
 const LOG_BY_ROOM: u64 = 8;
 const LEAST_OF_LOG: u32 = 8;
 
+/// Whether a store that could grow by so many pages has more than a little room, if it keeps back so many.
+pub fn is_much_room(left: u64, kept: u64) -> bool {
+    left >= kept.saturating_mul(ROOM_BY_RESERVE).max(MUCH_ROOM)
+}
+
 /// Pages that a store of so many keeps back for deletes.
 pub fn for_deletes(high: u32) -> u32 {
     (high / PART_FOR_DELETES).max(LEAST_FOR_DELETES.min(high / PART_OF_SMALL))
@@ -102,9 +107,8 @@ impl Ledger {
 
     /// By how many pages the store could grow when it was last asked, if that is little beside so many that it keeps back.
     fn little_room(&self, kept: u32) -> Option<u64> {
-        let much = u64::from(kept).saturating_mul(ROOM_BY_RESERVE).max(MUCH_ROOM);
         let left = if self.full { Some(0) } else { self.left };
-        left.filter(|left| *left < much)
+        left.filter(|left| !is_much_room(*left, kept.into()))
     }
 }
 

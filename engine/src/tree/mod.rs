@@ -69,7 +69,7 @@ mod write;
 pub use by_row::{Looked, Place};
 pub use check::{Finding, Phase, Watch};
 pub use follow::{Holder, Next};
-pub use full_disk::for_deletes;
+pub use full_disk::{for_deletes, is_much_room};
 pub use live_options::LiveOptions;
 pub use scan::Cursor;
 pub use shared::{Counters, Coverage, Shared};
