@@ -8,6 +8,7 @@
 
 pub mod bytes;
 pub mod cpu;
+pub mod disk;
 pub mod embedded;
 pub mod error;
 pub mod extent;

@@ -254,7 +254,8 @@ fn define_work() {
     GucRegistry::define_int_guc(
         c"loosekv.write_throttle",
         c"Longest delay of one write when flushing and merging fall behind; 0 delays nothing.",
-        c"The delay grows with the backlog, so that writers slow down before memory is full. It may be up to sixteen times as long where runs pile up all the same.",
+        c"The delay grows with the backlog, so that writers slow down before memory is full. \
+           It may be up to sixteen times as long where runs pile up all the same.",
         &WRITE_THROTTLE,
         0,
         1000,

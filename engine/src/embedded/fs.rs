@@ -4,13 +4,11 @@
 //! failure leaves behind, so that the store's order of writes and syncs can be tested rather than believed. A file's
 //! bytes are durable after [`File::sync`], its name after [`Fs::sync_dir`], and nothing is durable before.
 
+use crate::disk;
 use std::any::Any;
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -175,12 +173,7 @@ impl Fs for RealFs {
     }
 
     fn room(&self, dir: &Path) -> Option<u64> {
-        let path = CString::new(dir.as_os_str().as_bytes()).ok()?;
-        let mut status = MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: the path ends with a zero, and the status is filled in where the call succeeds.
-        let status = unsafe { (libc::statvfs(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }?;
-        // The owner's share is less than what root may use. Some file systems do not know.
-        (status.f_blocks > 0).then(|| status.f_bavail.saturating_mul(status.f_frsize))
+        disk::room(dir)
     }
 
     fn random(&self) -> io::Result<u64> {

@@ -267,15 +267,14 @@ impl<H: Host> Tree<'_, H> {
     /// free. False: that has been done, and did not help.
     #[cold]
     pub(super) fn flush_the_reserve(&self) -> Result<bool> {
-        let before = self.pin().flushed;
-        let last = self.pin().active().table.generation();
-        // A run has pages beside those for its rows: of small memtables, one for each that is refused, there would soon be no room left.
-        let worth = {
+        let (before, last, logged) = {
             let view = self.pin();
             let active = view.active();
             let logged = active.logged.load(Relaxed) + active.table.rows() * LOGGED_BESIDE;
-            logged >= (self.shared.options.memtable_bytes() / PART_WORTH_A_RUN).min(WORTH_A_RUN)
+            (view.flushed, active.table.generation(), logged)
         };
+        // A run has pages beside those for its rows: of small memtables, one for each that is refused, there would soon be no room left.
+        let worth = logged >= (self.shared.options.memtable_bytes() / PART_WORTH_A_RUN).min(WORTH_A_RUN);
         let flush = || -> Result<()> {
             if worth {
                 self.rotate_from(last)?;

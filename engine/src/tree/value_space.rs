@@ -24,7 +24,7 @@
 use crate::error::{Consumer, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Flip, Host};
-use crate::manifest::{Manifest, RunDesc};
+use crate::manifest::{Manifest, RunDesc, ValueUse};
 use crate::tree::full_disk::Taker;
 use crate::tree::pick::Job;
 use crate::tree::shared::{Ledger, Limbo, Owner};
@@ -292,44 +292,42 @@ impl<H: Host> Tree<'_, H> {
         if !force && gain * 100 <= all * u64::from(self.shared.options.get().space_percent) {
             return None;
         }
-        let met = |run: &RunDesc| -> Vec<u64> {
-            run.values.iter().filter(|v| sparse.contains_key(&v.seq)).map(|v| v.bytes).collect()
-        };
-        let weight = |run: &RunDesc| met(run).iter().sum::<u64>();
+        let weight = |run: &RunDesc| met(run, &sparse).map(|used| used.bytes).sum::<u64>();
         let heaviest = view.runs.iter().enumerate().max_by_key(|(_, run)| weight(run));
         let (at, run) = heaviest.filter(|(_, run)| weight(run) > 0)?;
-        let least = pages_of(met(run).into_iter().min().unwrap_or(0));
+        let least = met(run, &sparse).map(|used| pages_of(used.bytes)).min().unwrap_or(0);
         Some((Job { runs: at..at + 1, level: run.level }, least))
     }
 
     /// The extents that a merge is to move values out of, and how many bytes of values that are: those that take least, where there is
     /// not room for all.
     pub(super) fn to_be_moved(&self, view: &SuperVersion, job: &Job) -> (u64, BTreeSet<ExtentSeq>) {
-        let mut room = self.shared.pages_for_values(view, job);
+        let mut room = self.shared.pages_for_values(view, job).unwrap_or(u64::MAX);
         let mut ledger = self.shared.ledger.lock();
         self.settle_values(&mut ledger);
         let sparse = sparse(&ledger);
         drop(ledger);
-        let mut met = BTreeMap::<ExtentSeq, u64>::new();
+        let mut extents = BTreeMap::<ExtentSeq, u64>::new();
         let runs = view.runs.get(job.runs.clone()).unwrap_or_default();
-        for used in runs.iter().flat_map(|run| &run.values).filter(|used| sparse.contains_key(&used.seq)) {
-            *met.entry(used.seq).or_default() += used.bytes;
+        for used in runs.iter().flat_map(|run| met(run, &sparse)) {
+            *extents.entry(used.seq).or_default() += used.bytes;
         }
-        let mut met: Vec<_> = met.into_iter().collect();
-        met.sort_by_key(|(_, bytes)| *bytes);
-        let fits = |(_, bytes): &(ExtentSeq, u64)| match room.map(|room| room.checked_sub(pages_of(*bytes))) {
-            None => true,
-            Some(left) => {
-                room = left.or(room);
-                left.is_some()
-            }
-        };
-        let moved = met.into_iter().take_while(fits);
-        moved.fold((0, BTreeSet::new()), |(all, mut set), (seq, bytes)| {
-            set.insert(seq);
-            (all + bytes, set)
-        })
+        let mut extents: Vec<_> = extents.into_iter().collect();
+        extents.sort_by_key(|(_, bytes)| *bytes);
+        let (mut all, mut moved) = (0, BTreeSet::new());
+        for (seq, bytes) in extents {
+            let Some(left) = room.checked_sub(pages_of(bytes)) else { break };
+            room = left;
+            all += bytes;
+            moved.insert(seq);
+        }
+        (all, moved)
     }
+}
+
+/// What a run has in these extents.
+fn met<'r>(run: &'r RunDesc, sparse: &'r BTreeMap<ExtentSeq, u64>) -> impl Iterator<Item = &'r ValueUse> {
+    run.values.iter().filter(|used| sparse.contains_key(&used.seq))
 }
 
 /// What a follower finds given up: rows of generations that have been flushed, and runs, may point into it.

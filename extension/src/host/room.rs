@@ -6,13 +6,13 @@
 //! without an ERROR of PostgreSQL: whoever wanted the blocks can do with others.
 
 use crate::pg::bindings;
+use loosekv_engine::disk;
 use pgrx::pg_sys;
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, OsStr};
 use std::fs::OpenOptions;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
@@ -54,12 +54,7 @@ pub(super) fn set_aside(file: pg_sys::RelFileNodeBackend, from: u32, upto: u32) 
 
 /// How many blocks more the file system has room for, if it tells.
 pub(super) fn blocks_left(file: pg_sys::RelFileNodeBackend) -> Option<u64> {
-    let path = CString::new(segment_path(file, 0).into_os_string().into_vec()).ok()?;
-    let mut status = MaybeUninit::<libc::statvfs64>::uninit();
-    // SAFETY: the path ends with a zero, and the status is filled in where the call succeeds.
-    let status = unsafe { (libc::statvfs64(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }?;
-    // The owner's share is less than what root may use.
-    Some(status.f_bavail.saturating_mul(status.f_frsize) / u64::from(pg_sys::BLCKSZ))
+    disk::room(&segment_path(file, 0)).map(|bytes| bytes / u64::from(pg_sys::BLCKSZ))
 }
 
 fn is_full(failed: &io::Error) -> bool {
