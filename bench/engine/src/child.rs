@@ -3,6 +3,7 @@
 use crate::cell::{Cell, Workload};
 use crate::generator::{decimal_key, Values};
 use crate::json::Json;
+use crate::plan::PACE;
 use crate::process::{self, Usage};
 use crate::stores::{Result, Store};
 use crate::workload::{self, Outcome};
@@ -121,6 +122,9 @@ fn measure(cell: &Cell, store: &dyn Store, values: &Values, opened: Usage, line:
         line.set("settled_kops", operations / seconds / 1e3);
         line.set("settled_write_amp", (usage.written - before.written) as f64 / outcome.user_bytes as f64);
         line.set("settled_cpu_us_per_op", (usage.cpu_ns - before.cpu_ns) as f64 / 1e3 / operations);
+    }
+    if cell.workload == Workload::Paced && cell.rate > 0.0 {
+        note_latency("nothing_", &workload::put_nothing(cell.rate, PACE, outcome.operations)?, line);
     }
     let rows = if cell.workload.fills() { operations as u64 } else { cell.present + outcome.inserted };
     line.set("present", rows);

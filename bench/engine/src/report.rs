@@ -145,16 +145,8 @@ impl Report {
                  machine does), and how many cores others used meanwhile:\n";
         text += &self.processor(config);
         text += "\nLatency, p50 / p99 / p99.9 / longest:\n";
-        text += &self.by_store(config, |step, store| {
-            let parts = ["p50_us", "p99_us", "p999_us", "max_us"]
-                .map(|name| self.results.median(Some(config), step, store, name));
-            let parts: Vec<String> = parts.into_iter().map(number).collect();
-            if parts.iter().all(String::is_empty) {
-                String::new()
-            } else {
-                parts.join(" / ")
-            }
-        });
+        text += &self.by_store(config, |step, store| self.latency(config, step, store, ""));
+        text += &self.pauses(config);
         text += "\nBytes: written per user byte until settled; on disk at rest and at the peak, per live byte; \
                  read from disk per operation:\n";
         text += &self.by_store(config, |step, store| self.bytes(config, step, store));
@@ -166,6 +158,29 @@ impl Report {
         });
         text += &self.own(config);
         text
+    }
+
+    fn latency(&self, config: &Config, step: &str, store: &str, prefix: &str) -> String {
+        let parts = ["p50_us", "p99_us", "p999_us", "max_us"]
+            .map(|name| self.results.median(Some(config), step, store, &format!("{prefix}{name}")));
+        if parts.iter().all(Option::is_none) {
+            return String::new();
+        }
+        parts.map(number).join(" / ")
+    }
+
+    fn pauses(&self, config: &Config) -> String {
+        let stores = self.stores();
+        let told: Vec<String> = stores.iter().map(|store| self.latency(config, "paced", store, "nothing_")).collect();
+        if told.iter().all(String::is_empty) {
+            return String::new();
+        }
+        let head: Vec<&str> = std::iter::once("").chain(stores).collect();
+        let row = std::iter::once("paced, of nothing".to_owned()).chain(told).collect();
+        "\nThe same of a writer who goes at the same rate as each store's, and is as busy, but puts nothing, while another thread \
+         keeps a second core busy: pauses that are the machine's own:\n"
+            .to_owned()
+            + &table(&head, &[row])
     }
 
     fn by_store(&self, config: &Config, cell: impl Fn(&str, &str) -> String) -> String {

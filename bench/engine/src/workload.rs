@@ -4,7 +4,7 @@ use crate::cell::{Cell, Workload};
 use crate::generator::{decimal_key, Permutation, Random, UserKeys, Values, Zipf};
 use crate::stores::{Result, Store};
 use hdrhistogram::Histogram;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const ZIPF_THETA: f64 = 0.99;
@@ -368,6 +368,29 @@ impl<'a> Worker<'a> {
     }
 }
 
+/// Latencies of a writer who goes at `rate` and is as busy as if he were at `share` of his peak, but puts nothing, while another thread
+/// keeps a second core busy: pauses that are the machine's own.
+pub fn put_nothing(rate: f64, share: f64, operations: u64) -> Result<Histogram<u64>> {
+    let (done, gap) = (AtomicBool::new(false), 1.0 / rate);
+    let mut latency = histogram()?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let begin = Instant::now();
+        for step in 0..operations {
+            let due = wait_until(begin, Duration::from_secs_f64(step as f64 * gap));
+            let begun = begin.elapsed();
+            while (begin.elapsed() - begun).as_secs_f64() < gap * share {}
+            latency.saturating_record((begin.elapsed() - due).as_nanos().clamp(1, u128::from(LONGEST_NS)) as u64);
+        }
+        done.store(true, Relaxed);
+    });
+    Ok(latency)
+}
+
 /// Waits until `due` after `begin`; tells when the operation was due: lateness counts as latency.
 fn wait_until(begin: Instant, due: Duration) -> Duration {
     loop {
@@ -380,5 +403,17 @@ fn wait_until(begin: Instant, due: Duration) -> Duration {
         } else {
             std::hint::spin_loop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_of_nothing_is_late_by_his_own_work_at_least() {
+        let latency = put_nothing(20_000.0, 0.7, 1000).unwrap();
+        assert_eq!(latency.len(), 1000);
+        assert!(latency.min() >= 34_000, "{} ns", latency.min());
     }
 }
