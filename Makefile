@@ -11,6 +11,7 @@ help:
 	@echo "make test-docker   the steps of docker/Dockerfile in clean systems, without a container engine"
 	@echo "make lint          formatting, clippy, documentation"
 	@echo "make test-engine   the engine's tests alone"
+	@echo "make test-bench    the benchmark programs' own tests"
 	@echo "make miri          the engine's unsafe leaf modules under miri (needs a nightly toolchain)"
 	@echo "make fuzz          libFuzzer over every decoder, a minute each (needs nightly and cargo-fuzz)"
 	@echo "make test-server   the tests that need a server (after make install)"
@@ -45,14 +46,14 @@ demo: install
 	scripts/demo.sh
 
 .PHONY: test
-test: setup lint test-engine install test-server test-deb
-	python3 -m unittest discover --quiet --start-directory bench/sql
+test: setup lint test-engine install test-server test-deb test-bench
 	python3 -m unittest discover --quiet --start-directory regress/campaigns
 	scripts/limited 2400 $(MAKE) SHORT=1 bench-engine bench-sql
 
 .PHONY: lint
 lint: setup
 	cargo fmt --all --check
+	cargo fmt --manifest-path engine/fuzz/Cargo.toml --check
 	scripts/format-doc.sh --check
 	cargo clippy --quiet --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --package loosekv-engine --package loosekv-shm
@@ -60,6 +61,15 @@ lint: setup
 .PHONY: test-engine
 test-engine: setup
 	scripts/limited 2400 cargo test --quiet --package loosekv-engine --package loosekv-shm --package loosekv
+
+# The benchmark programs' own tests; that of the engine is a workspace of its own.
+.PHONY: test-bench
+test-bench:
+	bench/install-engine-rivals.sh
+	cargo fmt --manifest-path bench/engine/Cargo.toml --check
+	scripts/limited 2400 cargo clippy --quiet --release --locked --manifest-path bench/engine/Cargo.toml --all-targets -- -D warnings
+	scripts/limited 2400 cargo test --quiet --release --locked --manifest-path bench/engine/Cargo.toml
+	python3 -m unittest discover --quiet --start-directory bench/sql
 
 .PHONY: miri
 miri:

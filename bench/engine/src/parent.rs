@@ -60,8 +60,15 @@ fn write_machine(plan: &Plan, awake: bool, memory: Option<&str>) -> Result<(), S
     }
     machine.set("cores kept awake", if awake { "yes" } else { "no" });
     machine.set("free memory kept from the host", memory.unwrap_or("no"));
-    for kind in &plan.stores {
-        machine.set(kind.name(), kind.version());
+    // Of stores that an earlier part of the run has measured, too.
+    let before = fs::read_to_string(plan.out.join(MACHINE)).ok().filter(|_| plan.resume);
+    let before = before.and_then(|text| Json::parse(&text)).unwrap_or(Json::Null);
+    for kind in Kind::ALL {
+        match before.get(kind.name()) {
+            _ if plan.stores.contains(&kind) => machine.set(kind.name(), kind.version()),
+            Some(version) => machine.set(kind.name(), version.clone()),
+            None => {}
+        }
     }
     machine.set("beyond memory", Enforce::find(plan).name());
     machine.set("rounds", f64::from(plan.rounds));
@@ -161,7 +168,7 @@ impl Parent<'_> {
         if cell.workload.fills() && step > 0 {
             self.remove(&cell.dir);
         }
-        let line = match self.run_cell(&mut cell) {
+        let mut line = match self.run_cell(&mut cell) {
             Ok(line) => line,
             Err(error) => {
                 progress.failed = true;
@@ -171,6 +178,9 @@ impl Parent<'_> {
         progress.present = line.num("present").map_or(progress.present, |rows| rows as u64);
         progress.peak = line.num("kops").unwrap_or(0.0) * 1e3;
         self.tell(&cell, &line);
+        // Runs that go on with earlier ones may be of other days, and of other machines.
+        line.set("date", crate::plan::today());
+        line.set("cpu", process::cpu());
         self.results.add(line)
     }
 

@@ -96,19 +96,21 @@ pub fn drop_from_cache(dir: &Path, write_out: bool) {
     }
 }
 
+/// The name of the processor.
+pub fn cpu() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let found = text.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
+    found.map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+}
+
 /// What the numbers were measured on, as (name, value).
 pub fn machine(dir: &Path) -> Vec<(&'static str, String)> {
-    let line = |path: &str, name: &str| {
-        let text = fs::read_to_string(path).unwrap_or_default();
-        let found = text.lines().find(|line| line.starts_with(name)).and_then(|line| line.split_once(':'));
-        found.map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
-    };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let memory = field(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:") / 1024;
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     vec![
-        ("cpu", line("/proc/cpuinfo", "model name")),
+        ("cpu", cpu()),
         ("cores", cores.to_string()),
         ("memory", format!("{memory} MiB")),
         ("kernel", kernel),

@@ -82,7 +82,14 @@ fn number(value: Option<f64>) -> String {
 
 impl Report {
     fn stores(&self) -> Vec<&'static str> {
-        Kind::ALL.into_iter().map(Kind::name).filter(|name| self.machine.get(name).is_some()).collect()
+        Kind::ALL.into_iter().map(Kind::name).filter(|name| self.results.knows(name)).collect()
+    }
+
+    /// Those of which anything was measured so.
+    fn stores_in(&self, config: &Config) -> Vec<&'static str> {
+        let steps = self.steps(config);
+        let measured = |store: &&str| steps.iter().any(|step| self.results.last(Some(config), step, store).is_some());
+        self.stores().into_iter().filter(measured).collect()
     }
 
     fn head(&self) -> String {
@@ -170,7 +177,7 @@ impl Report {
     }
 
     fn pauses(&self, config: &Config) -> String {
-        let stores = self.stores();
+        let stores = self.stores_in(config);
         let told: Vec<String> = stores.iter().map(|store| self.latency(config, "paced", store, "nothing_")).collect();
         if told.iter().all(String::is_empty) {
             return String::new();
@@ -184,7 +191,7 @@ impl Report {
     }
 
     fn by_store(&self, config: &Config, cell: impl Fn(&str, &str) -> String) -> String {
-        let stores = self.stores();
+        let stores = self.stores_in(config);
         let head: Vec<&str> = std::iter::once("").chain(stores.iter().copied()).collect();
         let rows = self.steps(config).into_iter().map(|step| {
             std::iter::once(step.to_owned()).chain(stores.iter().map(|store| cell(step, store))).collect::<Vec<_>>()
@@ -193,7 +200,7 @@ impl Report {
     }
 
     fn throughput(&self, config: &Config) -> String {
-        let stores = self.stores();
+        let stores = self.stores_in(config);
         let mut head: Vec<&str> = std::iter::once("").chain(stores.iter().copied()).collect();
         head.extend(["/ LevelDB", "/ best of RocksDB, fjall"]);
         let mut rows = Vec::new();
@@ -215,7 +222,7 @@ impl Report {
     }
 
     fn processor(&self, config: &Config) -> String {
-        let stores = self.stores();
+        let stores = self.stores_in(config);
         let mut head: Vec<&str> = std::iter::once("").chain(stores.iter().copied()).collect();
         head.extend(["LevelDB / LooseKV", "others' cores"]);
         let mut rows = Vec::new();

@@ -53,6 +53,11 @@ impl Results {
         Ok(())
     }
 
+    /// Whether anything was measured of this store.
+    pub fn knows(&self, store: &str) -> bool {
+        self.lines.iter().any(|line| line.text("store") == store && line.get("error").is_none())
+    }
+
     /// The line of a cell that was measured without error.
     pub fn measured(&self, key: &str) -> Option<&Json> {
         self.lines.iter().find(|line| line.text("key") == key && line.get("error").is_none())

@@ -196,6 +196,7 @@ impl<'a> Run<'a> {
     ) -> Result<Option<bool>> {
         let Some(index) = self.page_left_of_row(source, row, scratch)? else { return Ok(None) };
         let (page, no, seq) = self.read(source, index)?;
+        page.touch();
         scratch.pages_read += 1;
         let part = scratch.unpacked.image(&page, no, seq)?;
         let layout = Layout::parse(no, part.bytes, part.missing)?;
