@@ -334,6 +334,13 @@ class Records:
             offset += 1
         return places
 
+    @staticmethod
+    def believed(record):
+        """The bytes of the reference to a block that PostgreSQL believes before anybody is asked: the fork, where an image has its hole, the
+        block's number. Others there crash recovery of heap's records too, or have it extend the file up to that block."""
+        image = record[25] & 0x10  # BKPBLOCK_HAS_IMAGE
+        return {25, 30, 31, *range(45, 49)} if image else {25, *range(40, 44)}
+
     def changed(self, rng):
         """The segment, with one or a few records changed."""
         wal = bytearray(self.wal)
@@ -357,7 +364,7 @@ class Records:
                 length = min(32, len(record) - body)
                 record[-length:] = rng.choice((rng.randbytes(length), b"\xff" * length))
             else:
-                record[rng.randrange(24, len(record))] = rng.randrange(256)
+                record[rng.choice(sorted(set(range(24, len(record))) - self.believed(record)))] = rng.randrange(256)
             record[20:24] = crc32c(record[24:] + record[:20]).to_bytes(4, "little")
             for place, byte in zip(places, record):
                 wal[place] = byte
