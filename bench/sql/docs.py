@@ -8,7 +8,7 @@ HEAD = """\
 # Performance
 
 loosekv beside heap + btree, at the SQL level. This page is made of the results in `{source}` by
-`python3 bench/sql docs --label {label}`; change nothing here. What is measured, and how, is in
+`{command}`; change nothing here. What is measured, and how, is in
 [bench/sql](../bench/sql/README.md); the engine alone has a [benchmark](../bench/engine/README.md) of its own.
 
 """
@@ -27,7 +27,10 @@ def write(results, soak, path):
     label = os.path.basename(results.directory).removeprefix("sql-")
     relative = os.path.relpath(results.directory, REPOSITORY)
     where = os.path.relpath(results.directory, os.path.dirname(path)) + "/"
-    text = HEAD.format(source=relative, label=label) + report.METHOD + "\n\n" + READ
+    command = f"python3 bench/sql docs --label {label}"
+    if soak:
+        command += f" --soak {os.path.basename(soak.directory).removeprefix('sql-')}"
+    text = HEAD.format(source=relative, command=command) + report.METHOD + "\n\n" + READ
     text += f"{report.machine_table(results)}\n## Targets\n\n{report.target_table(results)}\n"
     for group in results.groups():
         text += report.group_text(results, group, where)
