@@ -1,6 +1,6 @@
 //! The store when the device fails or is full: each case that was found, or is promised, by name.
 
-use loosekv_engine::embedded::sim::{Fault, Random, SimFs};
+use loosekv_engine::embedded::sim::{Fault, Protected, Random, SimFs};
 use loosekv_engine::embedded::{Background, Batch, Options, Reads, Store, Task, WriteOptions};
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::options::{Compression, TreeOptions};
@@ -249,4 +249,67 @@ fn a_crash_under_threads_leaves_a_prefix() {
             drop(store);
         }
     }
+}
+
+/// Where nothing may be written, or some of it not, the store says so when it is opened or written to; it can be read as long as it
+/// is open, and nothing is lost that was acknowledged.
+#[test]
+fn a_store_that_may_not_be_written_to_says_so_and_loses_nothing() {
+    for protected in [Protected::Names, Protected::Files, Protected::Device] {
+        for background in [Background::Threads, Background::Caller] {
+            play_protected(protected, background, false);
+            play_protected(protected, background, true);
+        }
+    }
+}
+
+fn play_protected(protected: Protected, background: Background, crash: bool) {
+    let case = format!("{protected:?}, {background:?}, crash: {crash}");
+    let is_said = |e: &Error| {
+        let (said, why) = (e.to_string(), if protected == Protected::Device { libc::EROFS } else { libc::EACCES });
+        assert!(said.contains("/store") && said.contains(&format!("(os error {why})")), "{case}: {said}");
+    };
+    let sim = SimFs::new(1);
+    let write = |store: &Store, n: u32| store.write_with(Batch::new().put(&key(n), &[1; 1000]), SYNC);
+    // In a directory without files there are none to protect.
+    if protected != Protected::Files {
+        sim.protect(Some(protected));
+        is_said(&open(&sim, background).err().unwrap());
+        assert_eq!(sim.files(), []);
+        sim.protect(None);
+    }
+    let store = open(&sim, background).unwrap();
+    (0..200).for_each(|n| write(&store, n).unwrap());
+    // The store is open when it comes about.
+    sim.protect(Some(protected));
+    let refused = (200..600).find_map(|n| write(&store, n).err().map(|e| (n, e)));
+    let written = match refused {
+        Some((written, e)) => {
+            is_said(&e);
+            is_said(&write(&store, written).unwrap_err());
+            written
+        }
+        None => {
+            assert_eq!(protected, Protected::Files, "{case}: files that are open can be written to");
+            600
+        }
+    };
+    assert_eq!(count(&store), written as usize, "{case}");
+    if crash {
+        sim.crash();
+    } else {
+        sim.kill();
+    }
+    drop(store);
+    // Whoever opens it meanwhile is refused, or finds everything.
+    match open(&sim, background) {
+        Err(e) => is_said(&e),
+        Ok(store) => assert!(protected == Protected::Names && count(&store) >= written as usize, "{case}"),
+    }
+    sim.protect(None);
+    let store = open(&sim, background).unwrap();
+    (0..written).for_each(|n| assert_eq!(store.get(&key(n)).unwrap(), Some(vec![1; 1000]), "{case}"));
+    store.put(&key(9999), b"after").unwrap();
+    store.compact().unwrap();
+    assert_eq!(store.check().unwrap(), [], "{case}");
 }

@@ -26,6 +26,17 @@ pub enum Fault {
     Stop,
 }
 
+/// What may not be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protected {
+    /// The directory's names: files that are there can be written to.
+    Names,
+    /// The files that are there: names can be made and removed.
+    Files,
+    /// Anything: the device is mounted for reading alone.
+    Device,
+}
+
 #[derive(Clone)]
 pub struct SimFs(Arc<Mutex<Disk>>);
 
@@ -47,6 +58,7 @@ struct Disk {
     capacity: u64,
     /// The next sync fails.
     bad_sync: bool,
+    protected: Option<Protected>,
 }
 
 #[derive(Clone)]
@@ -116,6 +128,7 @@ impl SimFs {
             stopped: false,
             capacity: u64::MAX,
             bad_sync: false,
+            protected: None,
         })))
     }
 
@@ -137,6 +150,11 @@ impl SimFs {
     /// From now on (or no longer) the device has no room left.
     pub fn set_full(&self, full: bool) {
         lock(&self.0).full = full;
+    }
+
+    /// From now on, whatever happens to machine and process, this may not be changed.
+    pub fn protect(&self, what: Option<Protected>) {
+        lock(&self.0).protected = what;
     }
 
     /// Room on the device.
@@ -251,6 +269,31 @@ impl Disk {
         }
     }
 
+    /// Whether names may be made, moved and removed.
+    fn may_name(&self) -> io::Result<()> {
+        match self.protected {
+            Some(Protected::Names) => Err(io::Error::from_raw_os_error(libc::EACCES)),
+            Some(Protected::Device) => Err(io::Error::from_raw_os_error(libc::EROFS)),
+            Some(Protected::Files) | None => Ok(()),
+        }
+    }
+
+    /// Whether files may be opened to be written to.
+    fn may_open(&self) -> io::Result<()> {
+        match self.protected {
+            Some(Protected::Files) => Err(io::Error::from_raw_os_error(libc::EACCES)),
+            _ => self.may_write(),
+        }
+    }
+
+    /// Whether open files may be written to.
+    fn may_write(&self) -> io::Result<()> {
+        match self.protected {
+            Some(Protected::Device) => Err(io::Error::from_raw_os_error(libc::EROFS)),
+            _ => Ok(()),
+        }
+    }
+
     fn file(&mut self, file: usize) -> io::Result<&mut Data> {
         self.files.get_mut(file).ok_or_else(dead)
     }
@@ -326,11 +369,13 @@ impl Fs for SimFs {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let mut disk = lock(&self.0);
         let file = *disk.names.get(path).ok_or(io::ErrorKind::NotFound)?;
+        disk.may_open()?;
         Ok(self.handle(&mut disk, file))
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let mut disk = lock(&self.0);
+        disk.may_name()?;
         disk.operate(1)?;
         if disk.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -343,6 +388,7 @@ impl Fs for SimFs {
 
     fn create_unnamed(&self, _dir: &Path) -> io::Result<Arc<dyn File>> {
         let mut disk = lock(&self.0);
+        disk.may_name()?;
         disk.operate(1)?;
         let file = disk.files.len();
         disk.files.push(Data::default());
@@ -351,6 +397,7 @@ impl Fs for SimFs {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut disk = lock(&self.0);
+        disk.may_name()?;
         disk.operate(0)?;
         if !disk.names.contains_key(from) {
             return Err(io::ErrorKind::NotFound.into());
@@ -361,6 +408,7 @@ impl Fs for SimFs {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut disk = lock(&self.0);
+        disk.may_name()?;
         disk.operate(0)?;
         if !disk.names.contains_key(path) {
             return Err(io::ErrorKind::NotFound.into());
@@ -385,6 +433,7 @@ impl Fs for SimFs {
 
     fn lock(&self, _path: &Path) -> io::Result<Lock> {
         let mut disk = lock(&self.0);
+        disk.may_open()?;
         if std::mem::replace(&mut disk.locked, true) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -451,6 +500,7 @@ impl SimFile {
     }
 
     fn resize(disk: &mut Disk, file: usize, len: u64) -> io::Result<()> {
+        disk.may_write()?;
         let old = disk.file(file)?.now.len() as u64;
         disk.operate(len.saturating_sub(old))?;
         let data = disk.file(file)?;
@@ -476,6 +526,7 @@ impl File for SimFile {
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.with(|disk| {
+            disk.may_write()?;
             let grows = (offset + buf.len() as u64).saturating_sub(disk.file(self.file)?.now.len() as u64);
             let result = disk.operate(grows);
             // A write that fails has often been made in part.
