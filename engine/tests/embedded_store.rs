@@ -570,7 +570,11 @@ fn flipped_bytes_are_found() {
             fs::write(copy.dir().join(path.file_name().unwrap()), &bad).unwrap();
             match check_copy(&copy.dir(), &options, &good) {
                 Ok(()) => harmless += 1,
-                Err(Error::Corrupt { .. } | Error::Format { .. }) => found += 1,
+                Err(e @ (Error::Corrupt { .. } | Error::Format { .. })) => {
+                    let (said, name) = (e.to_string(), path.file_name().unwrap().to_str().unwrap());
+                    assert!(said.contains(name), "{name} at {at}: {said}");
+                    found += 1;
+                }
                 Err(e) => panic!("{} at {at}: {e}", path.display()),
             }
         }
