@@ -1,11 +1,15 @@
-//! Makes the seeds of the fuzz corpus: pages, files and records that real stores have written.
+//! Makes the seeds of the fuzz corpus: pages, files and records that real stores have written, and what one would write in the midst
+//! of a long merge.
 //!
 //! `cargo run -p loosekv-engine --example fuzz_seeds` writes them to `engine/fuzz/corpus`, beside what stands there.
 
 use loosekv_engine::embedded::{Background, Options, Store};
+use loosekv_engine::error::Error;
+use loosekv_engine::manifest::Manifest;
 use loosekv_engine::options::{Compression, RunOptions, TreeOptions};
-use loosekv_engine::page::{PageBuf, PageKind, CONTENT};
+use loosekv_engine::page::{PageBuf, PageKind, CONTENT, FORMAT_SHARED};
 use loosekv_engine::row::{encode_record, ValuePointer};
+use loosekv_engine::run::Cut;
 use loosekv_engine::types::*;
 use std::fs;
 use std::io::Result;
@@ -16,13 +20,15 @@ fn main() -> Result<()> {
     let seeds = Seeds { corpus };
     let plain = RunOptions::default();
     let stores = [
-        ("plain", plain, 0),
-        ("bare", RunOptions { filter_bits: 0, key_pages: false, ..plain }, 0),
-        ("zstd", RunOptions { compression: Compression::Zstd(3), ..plain }, 0),
-        ("large", plain, 512),
+        ("plain", plain, 0, 1500),
+        ("bare", RunOptions { filter_bits: 0, key_pages: false, ..plain }, 0, 1500),
+        ("zstd", RunOptions { compression: Compression::Zstd(3), ..plain }, 0, 1500),
+        ("large", plain, 512, 1500),
+        // Rows so long that pages share them.
+        ("split", plain, 0, 4400),
     ];
-    for (name, run, value_log_threshold) in stores {
-        seeds.of_store(name, TreeOptions { run, value_log_threshold, fan_in: 3, ..TreeOptions::default() })?;
+    for (name, run, value_log_threshold, long) in stores {
+        seeds.of_store(name, TreeOptions { run, value_log_threshold, fan_in: 3, ..TreeOptions::default() }, long)?;
     }
     seeds.records()?;
     seeds.put("options", "all", b"compression = zstd:3\nmemtable_bytes=8 MB\nfan_in = 4\nkey_pages=off\n")?;
@@ -41,8 +47,8 @@ impl Seeds {
         fs::write(dir.join(name), bytes)
     }
 
-    /// What a small store leaves in its files.
-    fn of_store(&self, name: &str, tree: TreeOptions) -> Result<()> {
+    /// What a small store leaves in its files. Some of its values are longer by so many bytes.
+    fn of_store(&self, name: &str, tree: TreeOptions, long: u64) -> Result<()> {
         let dir = std::env::temp_dir().join(format!("loosekv-seeds-{}-{name}", std::process::id()));
         let tree = TreeOptions { max_frozen: 6, ..tree };
         let options = Options {
@@ -60,7 +66,7 @@ impl Seeds {
                     1 => vec![b'k'; 1 + n as usize],
                     _ => n.to_be_bytes().to_vec(),
                 };
-                let length = (n * 37 % 200 + if n % 40 == 7 { 1500 } else { 0 }) as usize;
+                let length = (n * 37 % 200 + if n % 40 == 7 { long } else { 0 }) as usize;
                 let done = match (n + round) % 7 {
                     0 => store.delete(&key),
                     _ => store.put(&key, &vec![b'a' + (n % 23) as u8; length]),
@@ -73,7 +79,17 @@ impl Seeds {
         }
         store.close().map_err(std::io::Error::other)?;
         let mut kinds = std::collections::BTreeMap::<String, usize>::new();
-        let pages = pages_of(&fs::read(dir.join("pages.lkv"))?);
+        let file = fs::read(dir.join("pages.lkv"))?;
+        // These say the same of every store.
+        let is_first = name == "plain";
+        if is_first {
+            self.put("page_file", name, file.get(..3 * PAGE_SIZE).unwrap_or(&file))?;
+        }
+        let pages = pages_of(&file);
+        let shared = pages.iter().filter(|page| page.kind() == Some(PageKind::Data) && page.format() == FORMAT_SHARED);
+        for (at, page) in shared.enumerate().take(2) {
+            self.put("page_head", &format!("{name}-shared-{at}"), page.0.get(..64).unwrap_or_default())?;
+        }
         for page in &pages {
             let Some(kind) = page.kind() else { continue };
             let contents = page.0.get(CONTENT..page.used()).unwrap_or_default();
@@ -111,6 +127,9 @@ impl Seeds {
                     let meta = pages_of(&bytes);
                     let contents = meta.first().and_then(|page| page.0.get(CONTENT..page.used()));
                     self.put("meta_page", name, contents.unwrap_or_default())?;
+                    if let Some(meta) = meta.first().filter(|_| is_first) {
+                        self.in_a_merge(name, meta, &pages).map_err(std::io::Error::other)?;
+                    }
                 }
                 Some(log) if log.starts_with("log-") => {
                     // A part is enough, and its end is torn.
@@ -120,6 +139,28 @@ impl Seeds {
             }
         }
         fs::remove_dir_all(&dir)
+    }
+
+    /// The store's manifest as it would be in the midst of a merge of its runs, which were cut at what is in a slice already.
+    fn in_a_merge(&self, name: &str, meta: &PageBuf, pages: &[PageBuf]) -> loosekv_engine::error::Result<()> {
+        let (mut manifest, body) = Manifest::decode_meta(meta)?;
+        let of_body = manifest.body.iter().flat_map(|e| pages.iter().skip(e.start.0 as usize).take(e.pages as usize));
+        let mut bytes: Vec<u8> = of_body.flat_map(|page| page.contents()).copied().collect();
+        bytes.truncate(body.length);
+        manifest.read_body(&body, &bytes)?;
+        let Some(mut slice) = manifest.runs.first().cloned() else { return Ok(()) };
+        for run in &mut manifest.runs {
+            run.cut = Some(Cut { key: run.shape.max_key.clone(), pages: run.shape.data_pages.saturating_sub(1) });
+        }
+        (slice.id, slice.first_l0, slice.last_l0) = (manifest.next_run, L0Id(1), L0Id(0));
+        manifest.next_run.0 += 1;
+        manifest.runs.insert(0, slice);
+        manifest.check()?;
+        let body = manifest.encode_body();
+        let put = |target, bytes: &[u8]| self.put(target, &format!("{name}-cut"), bytes);
+        put("manifest_body", &body)
+            .and_then(|()| put("meta_page", manifest.encode_meta(&body).map_err(std::io::Error::other)?.contents()))
+            .map_err(|e| Error::io("cannot write a seed", e))
     }
 
     fn records(&self) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::{embedded, filter, key_index, manifest, row, run, tree};
 pub type Target = fn(&[u8]);
 
 /// Their names, which are those of the folders of the corpus.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("data_page", data_page),
     ("data_page_zstd", run::fuzz::fuzz_packed),
     ("directory_page", run::directory::fuzz_directory),
@@ -25,6 +25,7 @@ pub const TARGETS: [(&str, Target); 17] = [
     ("meta_file", embedded::fuzz::fuzz_meta_file),
     ("meta_page", manifest::fuzz_meta),
     ("options", options),
+    ("page_file", embedded::fuzz::fuzz_page_file),
     ("page_head", page_head),
     ("record", row::fuzz_record),
     ("run", run::fuzz::fuzz_run),

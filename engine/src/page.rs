@@ -108,6 +108,10 @@ impl PageBuf {
         self.0[FLAGS_AT..FLAGS_AT + 2].copy_from_slice(&flags.to_le_bytes());
     }
 
+    pub fn format(&self) -> u8 {
+        self.0[FORMAT_AT]
+    }
+
     pub fn set_format(&mut self, format: u8) {
         self.0[FORMAT_AT] = format;
     }
@@ -132,8 +136,8 @@ impl PageBuf {
                 format!("expected a {kind:?} page, found kind {}", self.0[KIND_AT]),
             ));
         }
-        if !(FORMAT..=FORMAT_SHARED).contains(&self.0[FORMAT_AT]) {
-            return Err(Error::Format { found: u32::from(self.0[FORMAT_AT]), known: u32::from(FORMAT_SHARED) });
+        if !(FORMAT..=FORMAT_SHARED).contains(&self.format()) {
+            return Err(Error::Format { found: u32::from(self.format()), known: u32::from(FORMAT_SHARED) });
         }
         if self.seq() != seq {
             return Err(Error::page(page, SEQ_AT, format!("expected extent {seq}, found extent {}", self.seq())));

@@ -5,11 +5,12 @@ use super::fs::Fs;
 use super::health::Health;
 use super::log_segment::{seed, HEADER};
 use super::meta_file::{MetaFile, META_NAME};
+use super::page_file::{PageFile, Reads, PAGES_NAME};
 use super::row_log::{segment_name, RowLog};
 use super::sim::SimFs;
 use crate::manifest::Manifest;
 use crate::row::decode_record;
-use crate::types::{L0Id, LogAddr, PAGE_SIZE};
+use crate::types::{L0Id, LogAddr, PageNo, PAGE_SIZE};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -50,6 +51,31 @@ pub fn fuzz_meta_file(bytes: &[u8]) {
             let _ = Manifest::decode_meta(&page);
         }
     }
+}
+
+/// Some pages of the page file; whose they are, the last one tells.
+pub fn fuzz_page_file(bytes: &[u8]) {
+    let (mut bytes, mut own) = (bytes.to_vec(), 0);
+    for page in bytes.chunks_mut(PAGE_SIZE) {
+        let crc = crc32c::checksum(page.get(4..).unwrap_or_default());
+        put_crc(page, 0, crc);
+        own = id_of(page);
+    }
+    let Some((fs, dir)) = file(PAGES_NAME, &bytes) else { return };
+    let Ok(pages) = PageFile::open(fs.as_ref(), &dir, Reads::Cached { bytes: 1 << 20 }, true) else { return };
+    pages.set_storage_id(own);
+    for page in (0..=pages.pages()).map(PageNo) {
+        let verified = pages.verify(page).is_ok();
+        for read in [pages.read(page), pages.read_in_order(page)] {
+            assert_eq!(read.is_ok(), verified);
+            let Ok(read) = read else { continue };
+            assert_eq!((u32::from_le_bytes(read.bytes_at(4)), id_of(&read.0)), (page.0, own));
+        }
+    }
+}
+
+fn id_of(page: &[u8]) -> u64 {
+    page.get(8..).and_then(|rest| rest.first_chunk()).map_or(0, |id| u64::from_le_bytes(*id))
 }
 
 /// A segment of the row log.
