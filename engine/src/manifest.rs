@@ -519,6 +519,7 @@ pub fn fuzz_body(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::CONTENT;
 
     fn extent(start: u32, pages: u32, seq: u64) -> Extent {
         Extent { start: PageNo(start), pages, seq: ExtentSeq(seq) }
@@ -602,7 +603,7 @@ mod tests {
         let manifest = cut();
         let body = manifest.encode_body();
         assert_eq!(reread(&manifest, &body).unwrap(), manifest);
-        let format = |manifest: &Manifest| manifest.encode_meta(&[]).unwrap().0[crate::page::CONTENT + 4];
+        let format = |manifest: &Manifest| manifest.encode_meta(&[]).unwrap().0[CONTENT + 4];
         assert_eq!((format(&sample()), format(&manifest)), (1, 2));
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         let mut shape = Vec::new();
@@ -610,6 +611,26 @@ mod tests {
         let shape = format!("{:02x}{}", shape.len(), hex(&shape));
         let expected = format!("02 0101010100 01090406 00 {shape} 0201030103 01090406 00 {shape} 036b657902 00");
         assert_eq!(hex(&body), expected.replace(' ', ""));
+    }
+
+    #[test]
+    fn other_formats_are_not_taken_for_this_one() {
+        let body = sample().encode_body();
+        let page = sample().encode_meta(&body).unwrap();
+        for format in [0, 3, 0x0100_0001, u32::MAX] {
+            let mut other = page.clone();
+            other.0[CONTENT + 4..CONTENT + 8].copy_from_slice(&format.to_le_bytes());
+            let read = Manifest::decode_meta(&other);
+            assert!(matches!(read, Err(Error::Format { found, known: 2 }) if found == format), "{read:?}");
+        }
+        // A run of another version in a manifest of this one: the version is the first byte of its shape.
+        let mut shape = Vec::new();
+        RunShape::default().encode(&mut shape);
+        let at = body.windows(shape.len()).position(|bytes| bytes == shape).unwrap();
+        let mut other = body;
+        other[at] = 2;
+        let read = reread(&sample(), &other);
+        assert!(matches!(read, Err(Error::Format { found: 2, known: 1 })), "{read:?}");
     }
 
     #[test]

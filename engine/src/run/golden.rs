@@ -1,7 +1,8 @@
 //! The bytes of every kind of page. Changing any of them is a new format version.
 
 use super::testing::{Pages, TestRun};
-use super::{data, fence, keys, pack};
+use super::{data, fence, footer, keys, pack, Footer, RunShape};
+use crate::error::{Error, Result};
 use crate::filter::key_hash;
 use crate::options::RunOptions;
 use crate::page::PageKind;
@@ -220,4 +221,25 @@ fn footer_page() {
     let bytes = unhex(&found);
     let (checked, checksum) = bytes.split_at(bytes.len() - 8);
     assert_eq!(key_hash(checked).to_le_bytes(), checksum);
+}
+
+#[test]
+fn other_formats_are_not_taken_for_these() {
+    let run = TestRun::write(&rows(), &RunOptions::default());
+    let refused = |read: Result<()>, format: u8, newest: u32| match read {
+        Err(Error::Format { found, known }) => assert_eq!((found, known), (format.into(), newest)),
+        other => panic!("{other:?}"),
+    };
+    let footer = run.pages.pages.iter().find(|page| page.kind() == Some(PageKind::Footer)).unwrap();
+    let (mut shape, mut page) = (Vec::new(), run.pages.pages[0].clone());
+    run.shape.encode(&mut shape);
+    for format in [0, 3, 255] {
+        let mut contents = footer.contents().to_vec();
+        contents[26] = format;
+        refused(Footer::decode(PageNo(3), &footer::with_checksum(&contents)).map(|_| ()), format, 1);
+        shape[0] = format;
+        refused(RunShape::decode(&shape).map(|_| ()), format, 1);
+        page.set_format(format);
+        refused(page.expect(PageNo(0), PageKind::Data, page.seq()).map(|_| ()), format, 2);
+    }
 }
