@@ -14,14 +14,16 @@ page() {
 # Formats
 
 Made by `scripts/format-doc.sh` from the module documentation of the code that writes and reads each of them. Numbers are
-little endian unless it says otherwise. Golden-byte tests in these modules fail when a format changes without a new
-version number.
+little endian unless it says otherwise. Golden-byte tests in these modules, or beside them, fail when a format changes without a
+new version number. Of keys and bodies of PostgreSQL rows they say how bytes are read, for to write them takes a server; where the
+parts of a WAL record stand is looked at when the code is compiled.
 E2
     section "Pages" engine/src/page.rs
     section "Pages in PostgreSQL" extension/src/host/buffer.rs
     section "Manifest" engine/src/manifest.rs
     section "Log records" engine/src/row.rs
     section "Row log in PostgreSQL" extension/src/host/log.rs
+    section "Log pages in PostgreSQL" extension/src/host/log_head.rs
     section "WAL records" extension/src/pg/rmgr.rs
     section "Runs" engine/src/run/mod.rs
     section "Data pages" engine/src/run/data.rs

@@ -248,3 +248,69 @@ impl KeyCodec {
         self.columns.len() == other.columns.len() && self.columns.iter().zip(&other.columns).all(same)
     }
 }
+
+// What is written comes from PostgreSQL's values, which take a server to make; what is read back needs none.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    fn codec() -> KeyCodec {
+        let column = |attno, kind, input_type: u32, collation: u32| KeyColumn {
+            attno,
+            kind,
+            ordered: true,
+            input_type: input_type.into(),
+            collation: collation.into(),
+        };
+        KeyCodec::new(vec![
+            column(1, Kind::Signed(4), 23, 0),
+            column(3, Kind::Text, 25, 950),
+            column(2, Kind::Bytea, 17, 0),
+            column(5, Kind::Unsigned(8), 3220, 0),
+            column(4, Kind::Text, 25, 950),
+        ])
+    }
+
+    // Changing any of these bytes is a new format version.
+    #[test]
+    fn golden() {
+        let key = b"\x7f\xff\xff\xfeab\0x\0\xffy\0\0\0\0\0\0\x01\x02\x03\x04end";
+        let (codec, mut found, mut room) = (codec(), Vec::new(), vec![0u64; 16]);
+        assert!(codec.room(key.len()) <= 8 * room.len());
+        // SAFETY: nobody else looks at the room meanwhile.
+        let mut arena = unsafe { Arena::new(room.as_mut_ptr().cast(), 8 * room.len()) };
+        // SAFETY: a short value in the room: its length and that of its header, with the lowest bit set, and its bytes.
+        let string = |value: Datum| unsafe {
+            let start = value.cast_mut_ptr::<u8>();
+            std::slice::from_raw_parts(start.add(1), usize::from(*start >> 1) - 1).to_vec()
+        };
+        assert!(codec.decode(key, &mut arena, |attno, value| found.push((attno, value))));
+        let attnos: Vec<i16> = found.iter().map(|(attno, _)| *attno).collect();
+        assert_eq!(attnos, [1, 3, 2, 5, 4]);
+        assert_eq!((found[0].1.value() as i64, found[3].1.value()), (-2, 0x0102_0304));
+        assert_eq!([1, 2, 4].map(|at| string(found[at].1)), [&b"ab"[..], b"x\0y", b"end"]);
+        let mut key = Vec::new();
+        KeyCodec::put_row_id(RowId(0x0102_0304), &mut key);
+        assert_eq!(key, [0, 0, 0, 0, 1, 2, 3, 4]);
+    }
+
+    // As above.
+    #[test]
+    fn golden_definition() {
+        let spec = codec().spec();
+        let columns = [
+            "8001 01 00000017 00000000 0104",
+            "8003 01 00000019 000003b6 0e",
+            "8002 01 00000011 00000000 0c",
+            "8005 01 00000c94 00000000 0208",
+            "8004 01 00000019 000003b6 0e",
+        ];
+        assert_eq!(hex(&spec), format!("0105{}", columns.concat().replace(' ', "")));
+        assert_eq!(KeyCodec::from_spec(&spec), Some(codec()));
+        assert_eq!(KeyCodec::from_spec(&[&[2], &spec[1..]].concat()), None, "of another format");
+    }
+}

@@ -2,8 +2,8 @@
 //!
 //! [`key`] turns the key columns of a row into one memcomparable string, [`row`] the other columns into a body, and both
 //! back. [`bound`] turns the scan keys of an index scan into ranges of encoded keys. What knows only bytes stands in files
-//! of its own ([`bytes`], [`numeric`], [`temporal`], [`network`], [`header`]): they call nothing of PostgreSQL and are
-//! tested by `tests/codec.rs`.
+//! of its own ([`bytes`], [`numeric`], [`temporal`], [`network`], [`header`]): they call nothing of PostgreSQL.
+//! `tests/codec.rs` tests them, and what else can do without a server.
 //!
 //! The key definition under which a table's rows were written is part of the table's format: a body leaves out the columns
 //! that its key can give back. [`key::KeyCodec::spec`] is that definition as bytes, to be kept with the table.

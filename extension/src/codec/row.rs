@@ -373,3 +373,53 @@ fn get_varint(bytes: &[u8]) -> Option<(u32, usize)> {
     }
     None
 }
+
+// What is written comes from PostgreSQL's values, which take a server to make; what is read back needs none.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(align(8))]
+    struct Aligned<const N: usize>([u8; N]);
+
+    /// Of a smallint, a text, an integer, an interval, a bigint, which the key gives back, and a text.
+    fn layout() -> RowLayout {
+        let plain = |len, align, by_value| Attribute {
+            len,
+            align,
+            by_value,
+            from_key: false,
+            dropped: false,
+            short: len == -1,
+            bytes: len == -1,
+            compress: None,
+        };
+        let text = plain(-1, 4, false);
+        let from_key = Attribute { from_key: true, ..plain(8, 8, true) };
+        let attributes = vec![plain(2, 2, true), text, plain(4, 4, true), plain(16, 8, false), from_key, text];
+        RowLayout { attributes }
+    }
+
+    // Changing any of these bytes is a new format version.
+    #[test]
+    fn golden() {
+        let body = Aligned(*b"\x0d\x04\xfe\xff\x07ab\0sixteen bytes :)\x14\0\0\0c");
+        let body = &body.0;
+        let (mut values, mut nulls) = ([Datum::from(7usize); 6], [true; 6]);
+        let mut progress = RowLayout::begin(body).unwrap();
+        assert_eq!(progress.stored, 6);
+        // SAFETY: there is room for as many values as the layout has.
+        let read = unsafe { layout().decode(body, &mut progress, 6, values.as_mut_ptr(), nulls.as_mut_ptr()) };
+        assert_eq!(read, Ok(()));
+        // The one that the key gives back is left alone.
+        assert_eq!(nulls, [false, false, true, false, true, false]);
+        assert_eq!((values[0].value() as i64, values[4].value()), (-2, 7));
+        let at = [1, 3, 5].map(|i: usize| values[i].value() - body.as_ptr() as usize);
+        assert_eq!(at, [4, 8, 24]);
+        let mut none = Vec::new();
+        let all = RowLayout { attributes: vec![layout().attributes[4]; 100] };
+        all.put_none(&mut none);
+        assert_eq!(none, [0xc8, 0x01]);
+        assert_eq!(RowLayout::begin(&none).unwrap().stored, 100);
+    }
+}

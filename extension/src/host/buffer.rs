@@ -140,60 +140,16 @@ impl RawPage {
     }
 }
 
-/// The head of a log page: the engine's, then the generation and tail that the records belong to.
-///
-/// ```text
-///  24                    40           48     50         56
-///  | kind Log, seq, used | generation | tail | reserved | records back to back ... used
-/// ```
+/// What [`super::log_head`] tells, in a buffer's page.
 pub mod log_page {
     use super::*;
-    use loosekv_engine::page::{CONTENT, FORMAT};
-    use loosekv_engine::types::{ExtentSeq, L0Id};
+    pub use crate::host::log_head::LogHead;
+    use crate::host::log_head::GENERATION_AT;
 
     /// Where the records begin.
     pub const RECORDS: usize = crate::host::redo::RECORDS;
     /// Room for records.
     pub const CAPACITY: usize = PAGE_SIZE - RECORDS;
-    const GENERATION_AT: usize = CONTENT;
-    const TAIL_AT: usize = CONTENT + 8;
-
-    /// What a log page says of itself; the first bytes of the contents of an APPEND_INIT record too.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub struct LogHead {
-        pub generation: L0Id,
-        pub tail: u16,
-        pub seq: ExtentSeq,
-    }
-
-    impl LogHead {
-        pub const BYTES: usize = RECORDS - HOST_HEADER;
-
-        /// The page's bytes from the host's header to the first record.
-        pub fn encode(&self) -> [u8; LogHead::BYTES] {
-            let mut head = [0; LogHead::BYTES];
-            head[KIND_AT - HOST_HEADER] = PageKind::Log as u8;
-            head[KIND_AT - HOST_HEADER + 1] = FORMAT;
-            head[USED_AT - HOST_HEADER..][..2].copy_from_slice(&(RECORDS as u16).to_le_bytes());
-            head[SEQ_AT - HOST_HEADER..][..8].copy_from_slice(&self.seq.0.to_le_bytes());
-            head[GENERATION_AT - HOST_HEADER..][..8].copy_from_slice(&self.generation.0.to_le_bytes());
-            head[TAIL_AT - HOST_HEADER..][..2].copy_from_slice(&self.tail.to_le_bytes());
-            head
-        }
-
-        /// Reads what [`LogHead::encode`] made; `None` if the bytes are no log page's head.
-        pub fn decode(head: &[u8]) -> Option<LogHead> {
-            let word = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
-            if *head.get(KIND_AT - HOST_HEADER)? != PageKind::Log as u8 || *head.get(1)? != FORMAT {
-                return None;
-            }
-            Some(LogHead {
-                seq: ExtentSeq(word(SEQ_AT - HOST_HEADER)?),
-                generation: L0Id(word(GENERATION_AT - HOST_HEADER)?),
-                tail: word(TAIL_AT - HOST_HEADER)? as u16,
-            })
-        }
-    }
 
     /// A fresh log page without records.
     ///
@@ -213,10 +169,8 @@ pub mod log_page {
 
 #[cfg(test)]
 mod tests {
-    use super::log_page::*;
     use super::*;
-    use loosekv_engine::page::CONTENT;
-    use loosekv_engine::types::{ExtentSeq, L0Id};
+    use loosekv_engine::types::ExtentSeq;
 
     #[test]
     fn offsets_are_the_engines() {
@@ -226,19 +180,5 @@ mod tests {
         assert_eq!(page.0[USED_AT..USED_AT + 2], [0x34, 0x12]);
         assert_eq!(page.0[KIND_AT], PageKind::Log as u8);
         assert_eq!(page.0[SEQ_AT..SEQ_AT + 8], [8, 7, 6, 5, 4, 3, 2, 1]);
-    }
-
-    #[test]
-    fn log_head_round_trips_and_is_a_page_head() {
-        let head = LogHead { generation: L0Id(77), tail: 5, seq: ExtentSeq(991) };
-        let bytes = head.encode();
-        assert_eq!(LogHead::decode(&bytes), Some(head));
-        assert_eq!(LogHead::decode(&bytes[..20]), None);
-        let mut page = PageBuf::ZERO;
-        page.0[HOST_HEADER..HOST_HEADER + bytes.len()].copy_from_slice(&bytes);
-        assert_eq!(page.kind(), Some(PageKind::Log));
-        assert_eq!(page.seq(), ExtentSeq(991));
-        assert_eq!(page.used(), RECORDS);
-        assert_eq!(CONTENT + 16, RECORDS);
     }
 }

@@ -10,6 +10,7 @@
 //! | [`read_ahead`] | asking the kernel for pages that a scan will come to |
 //! | [`whereabouts`] | which buffer held a page last |
 //! | [`log`], [`log_reader`] | the row log: log pages in the main fork; written, and read |
+//! | [`log_head`] | what such a page begins with |
 //! | [`standby`], [`readers`] | reading while WAL is being replayed, and who does so |
 //! | [`redo`] | what replay of a record decides before it touches a page |
 //! | [`maintenance`] | one flush or merge at a time |
@@ -35,6 +36,7 @@ pub mod held;
 pub mod interrupt;
 pub mod latch;
 pub mod log;
+pub mod log_head;
 pub mod log_reader;
 pub mod maintenance;
 pub mod pages;

@@ -11,8 +11,8 @@
 //! and changes nothing in shared memory (I19), but that the tables of a dropped database are forgotten there. A record that
 //! does not fit its page stops recovery, as PostgreSQL's own do.
 
-use crate::host::buffer::log_page::LogHead;
 use crate::host::buffer::RawPage;
+use crate::host::log_head::LogHead;
 use crate::host::{redo, registry, standby};
 use crate::pg::{bindings, exit};
 use loosekv_engine::page::PageBuf;
@@ -21,6 +21,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 use std::ffi::{c_char, CString};
+use std::mem::offset_of;
 
 /// Registered range begins at 128, which is for development.
 pub const ID: pg_sys::RmgrId = pg_sys::RM_EXPERIMENTAL_ID as pg_sys::RmgrId;
@@ -41,7 +42,13 @@ pub struct FlipRecord {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<FlipRecord>() == 32);
+// Changing any of these places is a new format of WAL, and so are other numbers for the records above.
+const _: () = {
+    assert!(size_of::<FlipRecord>() == 32 && offset_of!(FlipRecord, superseded) == 0);
+    assert!(offset_of!(FlipRecord, reused) == 8 && offset_of!(FlipRecord, node) == 16);
+    assert!(offset_of!(pg_sys::RelFileNode, spcNode) == 0 && offset_of!(pg_sys::RelFileNode, dbNode) == 4);
+    assert!(offset_of!(pg_sys::RelFileNode, relNode) == 8 && offset_of!(FlipRecord, reserved) == 28);
+};
 
 /// To be called while shared_preload_libraries are loaded.
 pub fn register() {

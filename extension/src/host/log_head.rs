@@ -1,0 +1,82 @@
+//! The head of a log page: the engine's, then the generation and tail that the records belong to.
+//!
+//! ```text
+//!  24                    40           48     50         56
+//!  | kind Log, seq, used | generation | tail | reserved | records back to back ... used
+//! ```
+
+use super::redo::RECORDS;
+use loosekv_engine::page::{PageKind, CONTENT, FORMAT};
+use loosekv_engine::types::{ExtentSeq, L0Id, HOST_HEADER};
+
+/// Offset of the generation in the page.
+pub const GENERATION_AT: usize = CONTENT;
+/// The others, from the engine's head on.
+const FORMAT_AT: usize = 1;
+const USED_AT: usize = 4;
+const SEQ_AT: usize = 8;
+const TAIL_AT: usize = GENERATION_AT + 8 - HOST_HEADER;
+
+/// What a log page says of itself; the first bytes of the contents of an APPEND_INIT record too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogHead {
+    pub generation: L0Id,
+    pub tail: u16,
+    pub seq: ExtentSeq,
+}
+
+impl LogHead {
+    pub const BYTES: usize = RECORDS - HOST_HEADER;
+
+    /// The page's bytes from the host's header to the first record.
+    pub fn encode(&self) -> [u8; LogHead::BYTES] {
+        let mut head = [0; LogHead::BYTES];
+        head[0] = PageKind::Log as u8;
+        head[FORMAT_AT] = FORMAT;
+        head[USED_AT..][..2].copy_from_slice(&(RECORDS as u16).to_le_bytes());
+        head[SEQ_AT..][..8].copy_from_slice(&self.seq.0.to_le_bytes());
+        head[GENERATION_AT - HOST_HEADER..][..8].copy_from_slice(&self.generation.0.to_le_bytes());
+        head[TAIL_AT..][..2].copy_from_slice(&self.tail.to_le_bytes());
+        head
+    }
+
+    /// Reads what [`LogHead::encode`] made; `None` if the bytes are no log page's head.
+    pub fn decode(head: &[u8]) -> Option<LogHead> {
+        let word = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
+        if *head.first()? != PageKind::Log as u8 || *head.get(FORMAT_AT)? != FORMAT {
+            return None;
+        }
+        Some(LogHead {
+            seq: ExtentSeq(word(SEQ_AT)?),
+            generation: L0Id(word(GENERATION_AT - HOST_HEADER)?),
+            tail: word(TAIL_AT)? as u16,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use loosekv_engine::page::PageBuf;
+
+    #[test]
+    fn round_trips_and_is_a_page_head() {
+        let head = LogHead { generation: L0Id(77), tail: 5, seq: ExtentSeq(991) };
+        let bytes = head.encode();
+        assert_eq!(LogHead::decode(&bytes), Some(head));
+        assert_eq!(LogHead::decode(&bytes[..20]), None);
+        let mut page = PageBuf::ZERO;
+        page.0[HOST_HEADER..HOST_HEADER + bytes.len()].copy_from_slice(&bytes);
+        assert_eq!((page.kind(), page.format()), (Some(PageKind::Log), FORMAT));
+        assert_eq!((page.seq(), page.used()), (ExtentSeq(991), RECORDS));
+        assert_eq!(CONTENT + 16, RECORDS);
+    }
+
+    // Changing any of these bytes is a new format version.
+    #[test]
+    fn golden() {
+        let head = LogHead { generation: L0Id(0x0102_0304_0506_0708), tail: 0x090a, seq: ExtentSeq(0x0b0c_0d0e) };
+        let hex: String = head.encode().iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(hex, "03010000380000000e0d0c0b0000000008070605040302010a09000000000000");
+    }
+}
