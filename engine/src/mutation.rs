@@ -60,6 +60,8 @@ switches! {
         I9DroppedBeforeSeen,
         /// A value is dropped early though not everybody sees the newer version yet.
         I10NotSeenByAll,
+        /// A tombstone is dropped early, as values are, though older runs may hold the key.
+        I10TombstoneDropped,
         /// All below the newest committed version is dropped.
         I11SnapshotsIgnored,
         /// An index entry is changed by taking it out and putting it in again.
@@ -94,6 +96,16 @@ switches! {
         I15KeyTwice,
         /// A backward scan takes a memtable's oldest version of a key for its newest.
         I15BackwardOldest,
+        /// A guided scan passes over a key that is not in the run that the index names.
+        I15MissTakenForNone,
+        /// A value extent is given up though runs point into it.
+        I16RunsIgnored,
+        /// A value extent is given up though rows of memtables may point into it.
+        I16MemtablesIgnored,
+        /// A value extent is given up though a writer has yet to link the row that points into it.
+        I16WriterNotAwaited,
+        /// A value extent is used again though a pinned superversion points into it.
+        I16PinnedIgnored,
         /// The newest generation in the row log is not replayed.
         I17GenerationLost,
         /// What is torn at the end of the row log is believed.

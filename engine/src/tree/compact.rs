@@ -349,6 +349,7 @@ impl<H: Host> Tree<'_, H> {
                         self.shared.counters.stale_dropped.fetch_add(1, Relaxed);
                         false
                     }
+                    Keep::OverOlder if stale_since.is_some() && on(I10TombstoneDropped) => false,
                     Keep::Yes => true,
                     Keep::No => false,
                     Keep::OverOlder => {

@@ -219,7 +219,7 @@ impl<H: Host> Guide<H> {
         let (run, pages) = (desc.run(), Pages(&tree.host));
         cursor.seek_near(&run, &pages, key, self.direction == Direction::Forward)?;
         if !cursor.valid() || cursor.key() != key {
-            if !tree.shared.is_exact(view) {
+            if !tree.shared.is_exact(view) || on(I15MissTakenForNone) {
                 return Ok(false);
             }
             return Err(Error::structure(format!("run {} lacks key {} that guides a scan to it", desc.id, hex(key))));

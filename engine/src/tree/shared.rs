@@ -387,6 +387,7 @@ impl<H: Host> Shared<H> {
         let pages = BySeq::new(runs.filter(|run| !on(MovedUnnamed) || !moved(run)).flat_map(|run| &run.extents));
         let named = |owner| match owner {
             Owner::Run(extent) => pages.shared_with(&extent),
+            Owner::Values(..) if on(I16PinnedIgnored) => current.names(owner),
             _ => namers.iter().any(|version| version.names(owner)),
         };
         let mut unnamed = Vec::new();

@@ -25,6 +25,7 @@ use crate::error::{Consumer, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Flip, Host};
 use crate::manifest::{Manifest, RunDesc, ValueUse};
+use crate::mutation::{on, Mutation::*};
 use crate::tree::full_disk::Taker;
 use crate::tree::pick::Job;
 use crate::tree::shared::{Ledger, Limbo, Owner};
@@ -216,7 +217,7 @@ impl<H: Host> Tree<'_, H> {
         for extent in &manifest.values {
             let quiet = match values.state(extent.seq) {
                 Some(State::Quiet(_)) => false,
-                Some(State::Full(number)) => number < oldest,
+                Some(State::Full(number)) => number < oldest || on(I16WriterNotAwaited),
                 None => !values.is_filling(extent.seq),
             };
             if quiet {
@@ -230,8 +231,10 @@ impl<H: Host> Tree<'_, H> {
         self.settle_values(ledger);
         let (used, flushed) = (uses(&next.runs), next.flushed);
         let mut waiting = Vec::new();
+        let in_memtables = |upto| upto > flushed && !on(I16MemtablesIgnored);
+        let in_runs = |seq| used.contains_key(&seq) && !on(I16RunsIgnored);
         next.values.retain(|extent| match ledger.values.quiet(extent.seq) {
-            Some(upto) if upto <= flushed && !used.contains_key(&extent.seq) => {
+            Some(upto) if !in_memtables(upto) && !in_runs(extent.seq) => {
                 waiting.push(Limbo { extent: *extent, owner: Owner::Values(extent.seq, upto) });
                 false
             }

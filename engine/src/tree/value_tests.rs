@@ -338,8 +338,9 @@ fn bytes_without_a_row_are_found_and_freed() {
     }
 }
 
+/// Also a check for the mutations of the model.
 #[test]
-fn an_extent_waits_for_the_writer_who_has_taken_pages_of_it() {
+pub(super) fn an_extent_waits_for_the_writer_who_has_taken_pages_of_it() {
     let table = Table::new();
     let tree = table.tree();
     let view = tree.pin();

@@ -2,9 +2,8 @@
 //!
 //! | invariant | broken by | noticed by |
 //! |---|---|---|
-//! | I1-I11, I13-I15, I17, I19 | the switches in [`crate::mutation`] with that number | the table below |
+//! | I1-I11, I13-I17, I19 | the switches in [`crate::mutation`] with that number | the table below |
 //! | I12 | `I12RemoveAndInsert` | a reader beside a writer, below |
-//! | I16 | belongs to the value log, and is tested with it | |
 //! | I18 | `I18SyncTriedAgain` when embedded | the simulator; PostgreSQL itself panics at a failed fsync |
 //!
 //! I5 has no switch for its part about superversions: whoever has one pinned without the tombstone either holds a snapshot
@@ -16,13 +15,17 @@ use super::barren::*;
 use super::full_disk::what_was_logged_can_be_flushed;
 use super::scenarios::*;
 use super::{run_seed, Trouble};
+use crate::error::{Error, Result};
 use crate::host::Budget;
 use crate::interleave::Order;
 use crate::key_index::{IndexEntry, KeyIndex};
 use crate::mutation::{with, Mutation, Mutation::*, ALL};
 use crate::tree::interleaved::pins;
-use crate::types::L0Id;
+use crate::tree::value_tests::an_extent_waits_for_the_writer_who_has_taken_pages_of_it;
+use crate::tree::Direction;
+use crate::types::{L0Id, RowBuf, Verdict};
 use loosekv_shm::ThreadLatch;
+use std::ops::Bound;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -67,6 +70,7 @@ const TABLE: &[(Mutation, By)] = &[
     (I9OlderRunsIgnored, Model(Calm)),
     (I9DroppedBeforeSeen, Model(Calm)),
     (I10NotSeenByAll, Scenario(stale_values_are_dropped_early)),
+    (I10TombstoneDropped, Scenario(stale_values_are_dropped_early)),
     (I11SnapshotsIgnored, Model(Calm)),
     (I12RemoveAndInsert, Race),
     (RevivedKeyNotTold, Scenario(a_key_that_comes_to_life_is_found)),
@@ -84,6 +88,11 @@ const TABLE: &[(Mutation, By)] = &[
     (I15RunsTakenForApart, Model(Calm)),
     (I15KeyTwice, Model(Calm)),
     (I15BackwardOldest, Model(Calm)),
+    (I15MissTakenForNone, Scenario(a_key_that_is_not_where_the_index_says_is_an_error)),
+    (I16RunsIgnored, Model(Calm)),
+    (I16MemtablesIgnored, Model(Calm)),
+    (I16WriterNotAwaited, Scenario(an_extent_waits_for_the_writer_who_has_taken_pages_of_it)),
+    (I16PinnedIgnored, Model(Calm)),
     (I17GenerationLost, Model(Calm)),
     (I17TornTailBelieved, Simulator),
     (I18SyncTriedAgain, Simulator),
@@ -185,6 +194,29 @@ fn a_key_of_a_leaf_that_was_split_is_found() {
 #[test]
 fn a_key_of_a_leaf_that_had_been_split_is_found() {
     a_key_of_a_leaf_that_was_split_is_found();
+}
+
+/// A run that lacks a key which a complete index says it has: for look-ups and for scans something is broken.
+fn a_key_that_is_not_where_the_index_says_is_an_error() {
+    let run = calm();
+    let tree = run.tree();
+    // So many runs that scans are guided.
+    (1..4).for_each(|writer| run.flush(writer, &[(b"a", Some(b"row")), (b"c", Some(b"row"))]));
+    let stray = IndexEntry { l0: L0Id(3), tombstone: false };
+    tree.shared().index.raise(b"b", stray, &run.host.budgets.key_index).unwrap();
+    let mut out = RowBuf::default();
+    let is_corrupt = |found: Result<bool>| assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
+    is_corrupt(tree.find(b"b", |_, _| Verdict::Take, &mut out).map(|found| found.taken));
+    for direction in [Direction::Forward, Direction::Backward] {
+        let mut cursor = tree.scan(Bound::Unbounded, Bound::Unbounded, direction).unwrap();
+        assert!(cursor.next(&tree, |_, _| Verdict::Take, &mut out).unwrap());
+        is_corrupt(cursor.next(&tree, |_, _| Verdict::Take, &mut out));
+    }
+}
+
+#[test]
+fn a_key_that_is_not_where_the_index_says_is_found_out() {
+    a_key_that_is_not_where_the_index_says_is_an_error();
 }
 
 /// A key whose entry is raised again and again is found by every reader.
