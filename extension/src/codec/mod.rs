@@ -3,7 +3,7 @@
 //! [`key`] turns the key columns of a row into one memcomparable string, [`row`] the other columns into a body, and both
 //! back. [`bound`] turns the scan keys of an index scan into ranges of encoded keys. What knows only bytes stands in files
 //! of its own ([`bytes`], [`numeric`], [`temporal`], [`network`], [`header`]): they call nothing of PostgreSQL.
-//! `tests/codec.rs` tests them, and what else can do without a server.
+//! What can do without a server is tested without one.
 //!
 //! The key definition under which a table's rows were written is part of the table's format: a body leaves out the columns
 //! that its key can give back. [`key::KeyCodec::spec`] is that definition as bytes, to be kept with the table.
