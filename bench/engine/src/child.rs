@@ -123,9 +123,6 @@ fn measure(cell: &Cell, store: &dyn Store, values: &Values, opened: Usage, line:
         line.set("settled_write_amp", (usage.written - before.written) as f64 / outcome.user_bytes as f64);
         line.set("settled_cpu_us_per_op", (usage.cpu_ns - before.cpu_ns) as f64 / 1e3 / operations);
     }
-    if cell.workload == Workload::Paced && cell.rate > 0.0 {
-        note_latency("nothing_", &workload::put_nothing(cell.rate, PACE, outcome.operations)?, line);
-    }
     let rows = if cell.workload.fills() { operations as u64 } else { cell.present + outcome.inserted };
     line.set("present", rows);
     note_metrics(&metrics_before, &store.metrics(), line);
@@ -138,6 +135,10 @@ fn measure(cell: &Cell, store: &dyn Store, values: &Values, opened: Usage, line:
                 line.set(name, total / gets);
             }
         }
+    }
+    // Last: what the store does when it is idle meanwhile is not told.
+    if cell.workload == Workload::Paced && cell.rate > 0.0 {
+        note_latency("nothing_", &workload::put_nothing(cell.rate, PACE, outcome.operations)?, line);
     }
     Ok(())
 }

@@ -15,9 +15,9 @@ use pgrx::pg_sys;
 
 const LOWER_AT: usize = 12;
 /// Offset of `used` in the engine's head.
-const USED_AT: usize = HOST_HEADER + 4;
-const KIND_AT: usize = HOST_HEADER;
-const SEQ_AT: usize = HOST_HEADER + 8;
+pub(super) const USED_AT: usize = HOST_HEADER + 4;
+pub(super) const KIND_AT: usize = HOST_HEADER;
+pub(super) const SEQ_AT: usize = HOST_HEADER + 8;
 
 const _: () = assert!(PAGE_SIZE == pg_sys::BLCKSZ as usize);
 
@@ -143,8 +143,7 @@ impl RawPage {
 /// What [`super::log_head`] tells, in a buffer's page.
 pub mod log_page {
     use super::*;
-    pub use crate::host::log_head::LogHead;
-    use crate::host::log_head::GENERATION_AT;
+    use crate::host::log_head::{LogHead, GENERATION_AT};
 
     /// Where the records begin.
     pub const RECORDS: usize = crate::host::redo::RECORDS;

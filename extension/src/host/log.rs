@@ -10,10 +10,11 @@
 //! Appending is one critical section: copy into the page, WAL record, link into memory (rule 1 of the pages). All that may
 //! fail (the next page, the next extent) comes before it. How the log is read: [`super::log_reader`].
 
-use crate::host::buffer::log_page::{self, LogHead};
+use crate::host::buffer::log_page;
 use crate::host::buffer::RawPage;
 use crate::host::critical::Critical;
 use crate::host::latch::LwLatch;
+use crate::host::log_head::LogHead;
 use crate::host::pages::{zero_and_lock, Page, ReadBufferExtended, MAIN};
 use crate::host::{whereabouts, PgHost};
 use crate::pg::{bindings, rmgr};

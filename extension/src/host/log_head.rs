@@ -5,17 +5,14 @@
 //!  | kind Log, seq, used | generation | tail | reserved | records back to back ... used
 //! ```
 
+use super::buffer::{KIND_AT, SEQ_AT, USED_AT};
 use super::redo::RECORDS;
 use loosekv_engine::page::{PageKind, CONTENT, FORMAT};
 use loosekv_engine::types::{ExtentSeq, L0Id, HOST_HEADER};
 
-/// Offset of the generation in the page.
+const FORMAT_AT: usize = KIND_AT + 1;
 pub const GENERATION_AT: usize = CONTENT;
-/// The others, from the engine's head on.
-const FORMAT_AT: usize = 1;
-const USED_AT: usize = 4;
-const SEQ_AT: usize = 8;
-const TAIL_AT: usize = GENERATION_AT + 8 - HOST_HEADER;
+const TAIL_AT: usize = GENERATION_AT + 8;
 
 /// What a log page says of itself; the first bytes of the contents of an APPEND_INIT record too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,24 +28,25 @@ impl LogHead {
     /// The page's bytes from the host's header to the first record.
     pub fn encode(&self) -> [u8; LogHead::BYTES] {
         let mut head = [0; LogHead::BYTES];
-        head[0] = PageKind::Log as u8;
-        head[FORMAT_AT] = FORMAT;
-        head[USED_AT..][..2].copy_from_slice(&(RECORDS as u16).to_le_bytes());
-        head[SEQ_AT..][..8].copy_from_slice(&self.seq.0.to_le_bytes());
+        head[KIND_AT - HOST_HEADER] = PageKind::Log as u8;
+        head[FORMAT_AT - HOST_HEADER] = FORMAT;
+        head[USED_AT - HOST_HEADER..][..2].copy_from_slice(&(RECORDS as u16).to_le_bytes());
+        head[SEQ_AT - HOST_HEADER..][..8].copy_from_slice(&self.seq.0.to_le_bytes());
         head[GENERATION_AT - HOST_HEADER..][..8].copy_from_slice(&self.generation.0.to_le_bytes());
-        head[TAIL_AT..][..2].copy_from_slice(&self.tail.to_le_bytes());
+        head[TAIL_AT - HOST_HEADER..][..2].copy_from_slice(&self.tail.to_le_bytes());
         head
     }
 
     /// Reads what [`LogHead::encode`] made; `None` if the bytes are no log page's head.
     pub fn decode(head: &[u8]) -> Option<LogHead> {
-        let word = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
-        if *head.first()? != PageKind::Log as u8 || *head.get(FORMAT_AT)? != FORMAT {
+        let from = |at: usize| head.get(at - HOST_HEADER..);
+        let word = |at: usize| Some(u64::from_le_bytes(*from(at)?.first_chunk()?));
+        if from(KIND_AT)?.first()? != &(PageKind::Log as u8) || from(FORMAT_AT)?.first()? != &FORMAT {
             return None;
         }
         Some(LogHead {
             seq: ExtentSeq(word(SEQ_AT)?),
-            generation: L0Id(word(GENERATION_AT - HOST_HEADER)?),
+            generation: L0Id(word(GENERATION_AT)?),
             tail: word(TAIL_AT)? as u16,
         })
     }

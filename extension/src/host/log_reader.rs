@@ -11,8 +11,9 @@
 //! (Asked the other way round, a page may be read, then get its last records, and the next one be begun before it is looked
 //! at: those records would never be read.) An extent may have been named without being begun, even for good.
 
-use crate::host::buffer::log_page::{self, LogHead};
+use crate::host::buffer::log_page;
 use crate::host::log::{addr, TAILS};
+use crate::host::log_head::LogHead;
 use crate::host::PgHost;
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::manifest::{LogExtent, Manifest};
