@@ -416,13 +416,13 @@ sums_as_twin() { # sums_as_twin WHEN: the same in short, where something is not 
 
 merge_begun="EXISTS (SELECT FROM loosekv.runs('t') WHERE last_l0 < first_l0)"
 
-begin_long_merge() { # table t, its twin in heap, and a merge of all of t, so slow that it is met when some of it is done
+begin_long_merge() { # begin_long_merge ROWS: table t, its twin in heap, and a merge of all of t, so slow that it is met when some of it is done
     setting loosekv.workers 0
     expect_no_worker
     table t
     # Of values that hardly compress there are more slices.
     sql "INSERT INTO t SELECT i, (SELECT string_agg(encode(sha512((i::text || j)::bytea), 'base64'), '') FROM generate_series(1, 4) j)
-        FROM generate_series(1, 200000) i ORDER BY md5(i::text)" >/dev/null
+        FROM generate_series(1, $1) i ORDER BY md5(i::text)" >/dev/null
     sql "UPDATE t SET v = v || 'x'" >/dev/null
     sql "DELETE FROM t WHERE k % 7 = 0" >/dev/null
     sql "DROP TABLE IF EXISTS twin; CREATE TABLE twin (k int PRIMARY KEY, v text) USING heap; INSERT INTO twin TABLE t" >/dev/null 2>&1
@@ -459,7 +459,7 @@ after_long_merge() {
 test_begun_merge() {
     # A merge of all, cut short by a crash when some of it is done: what it has handed over is there, and it goes on.
     local size grown
-    begin_long_merge
+    begin_long_merge 200000
     crash_long_merge
     setting loosekv.workers 4
     fill t 300001 320000
@@ -476,7 +476,7 @@ test_begun_merge() {
 test_levels_meanwhile() {
     # Writers do not wait for the end of a long merge: levels of newer runs that become full are merged between two of its slices.
     local size last table round=0
-    begin_long_merge
+    begin_long_merge 400000
     last=$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")
     until [ "$(sql "SELECT $merge_begun AND EXISTS (SELECT FROM loosekv.runs('t') WHERE first_l0 > $last AND last_l0 > first_l0)")" = t ]; do
         round=$((round + 1))
@@ -507,7 +507,7 @@ test_flush_in_merge() {
     sql "ALTER SYSTEM SET shared_buffers = '32MB'" >/dev/null
     restart
     sql "CREATE EXTENSION IF NOT EXISTS pg_prewarm" >/dev/null 2>&1
-    begin_long_merge
+    begin_long_merge 200000
     sql "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query LIKE 'SELECT loosekv.compact%'" >/dev/null
     wait "${load_pids[@]}" && fail "the long merge was over too soon"
     load_pids=()
