@@ -36,10 +36,12 @@ pub enum Workload {
     Paced,
     /// Opens and closes the store several times.
     Open,
+    /// Keys that are there, a hundred at a time.
+    MultiGet,
 }
 
 impl Workload {
-    const NAMES: [(Workload, &'static str); 16] = [
+    const NAMES: [(Workload, &'static str); 17] = [
         (Workload::FillSeq, "fillseq"),
         (Workload::FillRandom, "fillrandom"),
         (Workload::Overwrite, "overwrite"),
@@ -56,6 +58,7 @@ impl Workload {
         (Workload::YcsbF, "ycsb-f"),
         (Workload::Paced, "paced"),
         (Workload::Open, "open"),
+        (Workload::MultiGet, "multiget100"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -85,6 +88,9 @@ impl Workload {
     }
 }
 
+/// What [`Cell::index_part`] is unless it is given.
+pub const INDEX_PART: u64 = 2;
+
 /// Everything a child needs to know. Travels as `--name=value` arguments.
 #[derive(Clone, Debug)]
 pub struct Cell {
@@ -104,6 +110,8 @@ pub struct Cell {
     pub ratio: f64,
     pub memtable: usize,
     pub cache: usize,
+    /// One part in so many of a limited process's memory may go to the key index, of a store that has one.
+    pub index_part: u64,
     /// Bytes of memory for the whole process; 0: no limit, and the data are brought into memory before reading.
     pub limit: u64,
     pub group: Option<PathBuf>,
@@ -128,8 +136,9 @@ impl Cell {
 
     /// What must be equal for an old result to stand for a new one.
     pub fn key(&self) -> String {
+        let index = if self.index_part == INDEX_PART { String::new() } else { format!(" i{}", self.index_part) };
         format!(
-            "{} {} {} r{} n{} v{} {} x{} m{} c{} l{} t{} s{}",
+            "{} {} {} r{} n{} v{} {} x{} m{} c{} l{} t{} s{}{index}",
             self.mode(),
             self.store.name(),
             self.step,
@@ -160,6 +169,7 @@ impl Cell {
             ("ratio", self.ratio.to_string()),
             ("memtable", self.memtable.to_string()),
             ("cache", self.cache.to_string()),
+            ("index-part", self.index_part.to_string()),
             ("limit", self.limit.to_string()),
             ("threads", self.threads.to_string()),
             ("seconds", self.seconds.to_string()),
@@ -192,6 +202,7 @@ impl Cell {
             ratio: args.get("ratio", 0.5)?,
             memtable: args.get("memtable", 4 << 20)?,
             cache: args.get("cache", 8 << 20)?,
+            index_part: args.get("index-part", INDEX_PART)?,
             limit: args.get("limit", 0)?,
             group: args.text("group").map(PathBuf::from),
             threads: args.get("threads", 1)?,

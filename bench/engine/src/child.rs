@@ -57,6 +57,7 @@ impl Cell {
         crate::stores::Setup {
             memtable: self.memtable,
             cache: self.cache,
+            index_part: self.index_part,
             compression: self.compression,
             limit: self.limit as usize,
         }

@@ -201,6 +201,7 @@ impl Parent<'_> {
             ratio: self.plan.ratio,
             memtable: group.memtable,
             cache: group.cache,
+            index_part: self.plan.index_part,
             limit: group.limit,
             group: None,
             threads: self.plan.threads,

@@ -1,6 +1,6 @@
 //! What a run measures: three forms, each piece of which can be replaced by an option.
 
-use crate::cell::{Args, Workload};
+use crate::cell::{Args, Workload, INDEX_PART};
 use crate::generator::KEY_LEN;
 use crate::stores::Kind;
 use std::path::PathBuf;
@@ -29,6 +29,8 @@ pub struct Plan {
     pub beyond_memtable: usize,
     pub beyond_cache: usize,
     pub limit: u64,
+    /// See [`crate::cell::Cell::index_part`].
+    pub index_part: u64,
     pub ratio: f64,
     pub threads: u32,
     pub seconds: f64,
@@ -61,6 +63,7 @@ pub const CHAINS: [Chain; 5] = [
             ("fillrandom", Workload::FillRandom),
             ("readrandom", Workload::ReadRandom),
             ("readmissing", Workload::ReadMissing),
+            ("multiget100", Workload::MultiGet),
             ("readseq", Workload::ReadSeq),
             ("seek50", Workload::Seek50),
             ("overwrite", Workload::Overwrite),
@@ -111,7 +114,7 @@ pub const OPEN_VALUE_SIZE: usize = 100;
 /// A paced writer goes at this share of its own peak.
 pub const PACE: f64 = 0.7;
 
-const OPTIONS: [&str; 26] = [
+const OPTIONS: [&str; 27] = [
     "form",
     "label",
     "out",
@@ -130,6 +133,7 @@ const OPTIONS: [&str; 26] = [
     "beyond-memtable-mb",
     "beyond-cache-mb",
     "limit-mb",
+    "index-part",
     "ratio",
     "threads",
     "seconds",
@@ -161,6 +165,7 @@ impl Plan {
             beyond_memtable: 8 << 20,
             beyond_cache: 32 << 20,
             limit: 128 * MIB,
+            index_part: INDEX_PART,
             ratio: 0.5,
             threads: 1,
             seconds: 4.0,
@@ -241,6 +246,7 @@ impl Plan {
             beyond_memtable: mib("beyond-memtable-mb", form.beyond_memtable as u64)? as usize,
             beyond_cache: mib("beyond-cache-mb", form.beyond_cache as u64)? as usize,
             limit: mib("limit-mb", form.limit)?,
+            index_part: args.get("index-part", form.index_part)?,
             ratio: args.get("ratio", form.ratio)?,
             threads: args.get("threads", form.threads)?,
             seconds: args.get("seconds", form.seconds)?,

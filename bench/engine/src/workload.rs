@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 const ZIPF_THETA: f64 = 0.99;
 const LONGEST_SCAN: u64 = 100;
 const SEEK_ROWS: u64 = 50;
+const KEYS_AT_ONCE: u64 = 100;
 /// A fill that takes longer is cut off, and says so.
 const LONGEST_FILL: Duration = Duration::from_secs(600);
 /// Rows of a sequential read that are timed together: one is faster than a look at the clock.
@@ -241,6 +242,7 @@ impl<'a> Worker<'a> {
                 let number = self.some_number();
                 return self.read(&decimal_key(number + 1), None).map(|()| false);
             }
+            Workload::MultiGet => return self.read_several().map(|()| false),
             Workload::Seek50 => {
                 let number = self.some_number();
                 return self.scan(&decimal_key(number), SEEK_ROWS).map(|()| false);
@@ -291,6 +293,23 @@ impl<'a> Worker<'a> {
             None if found => Err(format!("{} should not be there", String::from_utf8_lossy(key))),
             _ => Ok(()),
         }
+    }
+
+    /// Reads keys that must be there, all at once.
+    fn read_several(&mut self) -> Result<()> {
+        let numbers: Vec<u64> = (0..KEYS_AT_ONCE).map(|_| self.some_number()).collect();
+        let keys: Vec<Vec<u8>> = numbers.iter().map(|number| decimal_key(*number).to_vec()).collect();
+        let (values, mut right) = (self.run.values, 0);
+        let found = self.run.store.multi_get(&keys, &mut |at, value| {
+            right += u64::from(numbers.get(at).is_some_and(|number| values.check(*number, value)));
+        })?;
+        self.rows_read += found;
+        if (found, right) != (KEYS_AT_ONCE, KEYS_AT_ONCE) {
+            return Err(format!(
+                "of {KEYS_AT_ONCE} keys that were read at once {found} were found, {right} of them right"
+            ));
+        }
+        Ok(())
     }
 
     fn scan(&mut self, start: &[u8], rows: u64) -> Result<()> {

@@ -190,6 +190,11 @@ impl Host for EmbeddedHost {
     }
 
     #[inline]
+    fn pages_fetched(&self) -> u64 {
+        self.pages.fetched.load(Ordering::Relaxed)
+    }
+
+    #[inline]
     fn touch_page(&self, page: PageNo, places: impl Iterator<Item = usize>) {
         self.pages.touch(page, places);
     }

@@ -94,6 +94,8 @@ pub struct PageFile {
     cache: PageCache,
     waits: Waits,
     pub reads: AtomicU64,
+    /// Pages that were copied from the file, for the cache did not have them.
+    pub fetched: AtomicU64,
     pub written: AtomicU64,
 }
 
@@ -175,6 +177,7 @@ impl PageFile {
             cache: PageCache::new(cache_bytes),
             waits: Waits::default(),
             reads: AtomicU64::new(0),
+            fetched: AtomicU64::new(0),
             written: AtomicU64::new(0),
         })
     }
@@ -232,6 +235,7 @@ impl PageFile {
         let begun = Instant::now();
         let got = file.read_at(&mut buf.0, offset_of(page)).map_err(|e| self.io("read", page, e))?;
         self.waits.note(begun.elapsed());
+        self.fetched.fetch_add(1, Ordering::Relaxed);
         if got != PAGE_SIZE {
             return Err(self.damage(page, got, "the file ends within the page".into()));
         }

@@ -4,7 +4,8 @@ use super::core::Core;
 use super::iterator::Iter;
 use super::sequence::Hold;
 use crate::error::Result;
-use crate::tree::Direction;
+use crate::host::Host;
+use crate::tree::{Asking, Direction};
 use crate::types::RowBuf;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -36,9 +37,17 @@ impl Snapshot {
         self.core.find(key, |head| head.writer.0 <= sequence, row)
     }
 
-    /// The values of several keys, in their order.
+    /// The values of several keys, in their order. Where pages have to be read from the device it gets to bring many at once.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>> {
-        keys.iter().map(|key| self.get(key.as_ref())).collect()
+        let mut asking = Asking::default();
+        let get = |(number, key): (usize, &K)| {
+            let ahead = asking.come_to(number, keys.len(), self.core.host().pages_fetched());
+            for key in keys.get(ahead).unwrap_or_default().iter().map(AsRef::as_ref).filter(|key| !key.is_empty()) {
+                self.core.tree()?.ask_for(key)?;
+            }
+            self.get(key.as_ref())
+        };
+        keys.iter().enumerate().map(get).collect()
     }
 
     /// An iterator over the keys within the bounds.

@@ -250,6 +250,13 @@ impl<L: RawLatch> RowCache<L> {
         false
     }
 
+    /// Whether a row of this name, or of one with the same hash, is here.
+    pub fn seems_to_have(&self, name: &Name<'_>) -> bool {
+        let hash = name.hash();
+        let is_its = |note: Note| note.is_row() && note.is_of(hash);
+        !self.young.is_untouched() && self.bucket(hash).iter().any(|place| is_its(Note(place.load(Relaxed))))
+    }
+
     /// A page was read from the disk for this row.
     pub fn read_for(&self, name: &Name<'_>, row: &RowRef<'_>) {
         if row.key.len() + row.body.len() > MOST_BYTES {

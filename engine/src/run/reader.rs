@@ -79,7 +79,7 @@ impl<'a> Run<'a> {
     }
 
     /// Asks for these pages of the run beforehand.
-    pub(super) fn prefetch<S: PageSource>(&self, source: &S, pages: std::ops::Range<u32>) {
+    pub fn prefetch<S: PageSource>(&self, source: &S, pages: std::ops::Range<u32>) {
         let gone = self.first_page();
         let mut index = pages.start.max(gone);
         while let Some((first, there)) = self.extents.stretch(index - gone).filter(|_| index < pages.end) {
@@ -183,6 +183,15 @@ impl<'a> Run<'a> {
             index += 1;
         }
         Ok(false)
+    }
+
+    /// Asks for the page that [`Run::get`] will read for `key`.
+    pub fn ask_for<S: PageSource>(&self, source: &S, key: &[u8]) -> Result<()> {
+        if !self.lacks(key) {
+            let (index, _) = self.find_page(source, key)?;
+            self.prefetch(source, index..index.saturating_add(1));
+        }
+        Ok(())
     }
 
     /// Copies out the row version with this row id. Whether it is the newest of its key in this run; `None`: it is not in

@@ -50,6 +50,18 @@ impl<H: Host> Tree<'_, H> {
         Ok(found.map(|(at, page)| Place { run: Some(at), page }))
     }
 
+    /// The row version with this row id will be looked at: asks for its data page, if it has one. A hint.
+    pub fn ask_for_row(&self, row: RowId) -> Result<()> {
+        let view = self.pin();
+        if view.memtables().all(|generation| generation.table.by_row(row).is_none()) {
+            self.in_runs(&view, row, |run, pages, scratch| {
+                let page = run.page_left_of_row(pages, row, scratch)?;
+                Ok(page.map(|page| run.prefetch(pages, page..page.saturating_add(1))))
+            })?;
+        }
+        Ok(())
+    }
+
     /// The row version with this row id, visible or not. False: there is none (any more).
     pub fn find_row(&self, row: RowId, out: &mut RowBuf) -> Result<bool> {
         let view = self.pin();

@@ -12,6 +12,7 @@
 //! | `sources`, `guide` | the two ways of a scan |
 //! | `survey` | all versions of all keys, for who looks for the dead |
 //! | `ahead`, `words` | which rows of a merge come next; eight bytes by which it compares keys |
+//! | `asking` | which keys of a list are asked for before they are read |
 //! | `reach` | how far scans go, and what they ask for beforehand |
 //! | `behind` | a superversion that could not be installed after its flip |
 //! | `barren` | where scans begin and nothing lives |
@@ -25,6 +26,7 @@
 
 mod ahead;
 mod apart;
+mod asking;
 mod barren;
 mod behind;
 mod by_row;
@@ -66,6 +68,7 @@ mod version;
 mod words;
 mod write;
 
+pub use asking::Asking;
 pub use by_row::{Looked, Place};
 pub use check::{Finding, Phase, Watch};
 pub use follow::{Holder, Next};

@@ -177,6 +177,32 @@ impl<H: Host> Tree<'_, H> {
         Ok(Found::new(taken, view, newest))
     }
 
+    /// A look-up of `key` will follow: asks for the page that it will read, if it will read one. A hint.
+    pub fn ask_for(&self, key: &[u8]) -> Result<()> {
+        let view = self.pin();
+        self.pause(Pause::Pinned);
+        if view.memtables().any(|generation| generation.table.newest(key).is_some()) {
+            return Ok(());
+        }
+        self.pause(Pause::MemtablesRead);
+        let entry = self.shared.index.get(key);
+        self.pause(Pause::IndexRead);
+        let Some(start) = self.start_of(&view, key, entry)? else { return Ok(()) };
+        if let (Some(cache), Some(entry)) = (self.host.row_cache(), entry) {
+            if cache.seems_to_have(&Name { table: self.shared.cached, l0: entry.l0, key }) {
+                return Ok(());
+            }
+        }
+        let (pages, hash) = (Pages(&self.host), key_hash(key));
+        for (at, desc) in view.runs.iter().enumerate().skip(start.at) {
+            let certain = start.certain && at == start.at;
+            if certain || (desc.spans(key) && desc.run().may_contain(&pages, hash)?) {
+                return desc.run().ask_for(&pages, key);
+            }
+        }
+        Ok(())
+    }
+
     /// As [`Tree::search_runs`], where the index tells alone that the newest version on disk is a committed row: asks the row cache
     /// first, and tells it of rows whose pages had to be fetched.
     fn search_cache(

@@ -5,7 +5,7 @@ use super::{slots, ssi, statistics, xact};
 use crate::table::by_row::ByRow;
 use crate::table::mvcc::{Sight, View};
 use crate::table::scan::{Pieces, TableScan};
-use crate::table::{by_row, recent, splits, tid, unread, Open};
+use crate::table::{bitmap, by_row, recent, splits, tid, unread, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
@@ -239,6 +239,15 @@ pub unsafe extern "C-unwind" fn parallel_rescan(_rel: Relation, scan: pg_sys::Pa
     unsafe { (*scan.cast::<Parallel>()).next.store(0, Relaxed) }
 }
 
+/// The node was set up: its scan of a table of ours will go through its bitmap.
+///
+/// # Safety
+/// The executor's node, with its scan begun.
+pub unsafe fn set_bitmap_node(node: *mut pg_sys::BitmapHeapScanState) {
+    // SAFETY: by the contract; the scan ends before its node does.
+    unsafe { state((*node).ss.ss_currentScanDesc).set_bitmap(node) };
+}
+
 #[pg_guard]
 pub unsafe extern "C-unwind" fn bitmap_block(scan: TableScanDesc, _page: *mut pg_sys::TBMIterateResult) -> bool {
     // SAFETY: as for `next`.
@@ -256,8 +265,7 @@ pub unsafe extern "C-unwind" fn bitmap_row(
     unsafe {
         let state = state(scan);
         let open = &raw const state.open;
-        let offsets = usize::try_from((*page).ntuples).ok().map(|count| (*page).offsets.as_slice(count));
-        let found = state.next_in_bitmap_page((*page).blockno, offsets);
+        let found = state.next_in_bitmap_page((*page).blockno, bitmap::offsets_of(page));
         let given = give(open, found, slot);
         if given {
             statistics::count_fetched((*scan).rs_rd);

@@ -7,8 +7,9 @@ use crate::codec::bound::Range;
 use crate::host::process_local::{later, Later};
 use crate::pg::{batch, ssi};
 use loosekv_engine::error::Result;
+use loosekv_engine::host::Host;
 use loosekv_engine::run::Spot;
-use loosekv_engine::tree::Direction;
+use loosekv_engine::tree::{Asking, Direction};
 use loosekv_engine::types::{RowBuf, RowRef};
 use pgrx::pg_sys;
 use std::ops::Bound;
@@ -83,6 +84,8 @@ pub struct KeyScan {
     cursor: Option<(TableCursor, Direction)>,
     /// The row found last, of a range of one key.
     single: RowBuf,
+    /// Single keys that were asked for ahead, while the ranges are gone through in this direction.
+    asking: (Direction, Asking),
     mark: Option<Mark>,
     /// After a return to the mark: the marked key itself is not to be returned again.
     skip: Option<Vec<u8>>,
@@ -118,6 +121,7 @@ impl KeyScan {
             parts: Vec::new(),
             cursor: None,
             single: SPARE.take(),
+            asking: (Direction::Forward, Asking::default()),
             mark: None,
             skip: None,
             may_step: false,
@@ -173,6 +177,7 @@ impl KeyScan {
         self.position = Position::Unstarted;
         self.cursor = None;
         self.skip = None;
+        self.asking.1 = Asking::default();
     }
 
     /// The row found last; it stays where it is until the scan moves.
@@ -253,6 +258,9 @@ impl KeyScan {
         self.position = Position::In(number);
         self.may_step = false;
         self.skip = None;
+        if self.wanted.ranges() > 1 {
+            self.ask_ahead(open, number, direction)?;
+        }
         if let Some(key) = self.wanted.point(number) {
             if self.view.is_dirty() {
                 batch::before_look_at(open.rel, key);
@@ -277,6 +285,22 @@ impl KeyScan {
             None => Some((open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?, direction)),
         };
         Ok(false)
+    }
+
+    /// Asks for the pages of single keys that come next.
+    fn ask_ahead(&mut self, open: &Open, number: usize, direction: Direction) -> Result<()> {
+        if self.asking.0 != direction {
+            self.asking = (direction, Asking::default());
+        }
+        let ranges = self.wanted.ranges();
+        // Counted from where the direction begins.
+        let turned = |number: usize| if direction == Direction::Forward { number } else { ranges - 1 - number };
+        for ahead in self.asking.1.come_to(turned(number), ranges, open.tree.host.pages_fetched()) {
+            if let Some(key) = self.wanted.point(turned(ahead)) {
+                open.tree.ask_for(key)?;
+            }
+        }
+        Ok(())
     }
 
     /// Leaves the range: a part stays where it is, for it may be come back to.

@@ -2,9 +2,10 @@
 //!
 //! [`Open`] is a table in use: its relation, its [`Info`] (key and row layout, kept from use to use) and the tree. On it
 //! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`unread`] (rows replaced unread), [`lock`] (row locks), [`scan`] and
-//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`sample`] (what ANALYZE reads), [`rewrite`] and [`rekey`]
+//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`bitmap`] (which row ids a bitmap names), [`sample`] (what ANALYZE reads), [`rewrite`] and [`rekey`]
 //! (copies of the table).
 
+pub mod bitmap;
 pub mod by_row;
 pub mod info;
 pub mod key_scan;

@@ -1,5 +1,6 @@
 //! A scan of a table: whole (alone or with parallel workers), by range of TIDs, by bitmap, by sample, for ANALYZE.
 
+use super::bitmap::{self, BitmapAhead};
 use super::by_row::{self, ByRow};
 use super::key_scan::KeyScan;
 use super::mvcc::{self, View};
@@ -33,6 +34,8 @@ pub struct TableScan {
     at: Option<u64>,
     /// Of a bitmap's page: how many entries were read.
     entry: usize,
+    /// What is asked for of a bitmap, ahead of the scan.
+    ahead: Option<BitmapAhead>,
     /// Of a sample: the virtual block.
     pub block: Option<u32>,
     /// What ANALYZE looks at, once it has begun.
@@ -59,6 +62,7 @@ impl TableScan {
             rows: 0..0,
             at: None,
             entry: 0,
+            ahead: None,
             block: None,
             sample: None,
         }
@@ -73,6 +77,9 @@ impl TableScan {
         self.at = None;
         self.entry = 0;
         self.block = None;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.rewind();
+        }
     }
 
     /// On to the next row, if it was found ahead.
@@ -139,6 +146,15 @@ impl TableScan {
         }
     }
 
+    /// The scan goes through this node's bitmap.
+    ///
+    /// # Safety
+    /// The node outlives the scan.
+    pub unsafe fn set_bitmap(&mut self, node: *mut pg_sys::BitmapHeapScanState) {
+        // SAFETY: by the contract.
+        self.ahead = Some(unsafe { BitmapAhead::new(node) });
+    }
+
     /// Begins with a page of a bitmap.
     pub fn begin_bitmap_page(&mut self) {
         self.entry = 0;
@@ -146,17 +162,12 @@ impl TableScan {
 
     /// The next visible row of the page; `offsets` is `None` when all of them may match.
     pub fn next_in_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>) -> Result<Option<RowRef<'_>>> {
-        let entries = offsets.map_or(tid::ROWS_PER_BLOCK as usize, <[u16]>::len);
-        while self.entry < entries {
-            let offset = match offsets {
-                Some(offsets) => offsets.get(self.entry).copied().unwrap_or(0),
-                None => self.entry as u16 + 1,
-            };
+        while let Some(row) = bitmap::entry_of(block, offsets, self.entry) {
             self.entry += 1;
-            if offset == 0 || u64::from(offset) > tid::ROWS_PER_BLOCK {
-                continue;
+            if let Some(ahead) = &mut self.ahead {
+                ahead.step(&self.open)?;
             }
-            let row = RowId(u64::from(block) * tid::ROWS_PER_BLOCK + u64::from(offset) - 1);
+            let Some(row) = row else { continue };
             let tid = tid::from_row(row);
             if self.by_row.fetch(&self.open, &mut self.view, self.snapshot, &tid)? == mvcc::Sight::Seen {
                 recent::note_scanned(&self.open, self.by_row.row.as_ref());

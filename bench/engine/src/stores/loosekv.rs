@@ -11,8 +11,6 @@ use std::path::Path;
 
 /// One part in so many of a limited process's memory may go to what a merge keeps aside.
 const ASIDE_PART: usize = 16;
-/// One part in so many of a limited process's memory may go to the key index.
-const INDEX_PART: u64 = 2;
 
 struct LooseKv(embedded::Store);
 
@@ -38,7 +36,7 @@ pub fn open(dir: &Path, setup: &Setup) -> Result<Box<dyn Store>> {
     if setup.limit > 0 {
         // A mapped page of 8 KiB is fetched by two faults, one after the other; a copied one by one read.
         options.reads = Reads::Cached { bytes: setup.cache };
-        options.key_index_budget = setup.limit as u64 / INDEX_PART;
+        options.key_index_budget = setup.limit as u64 / setup.index_part.max(1);
         options.aside_memory = setup.limit / ASIDE_PART;
     }
     Ok(Box::new(LooseKv(embedded::Store::open(dir, &options).map_err(text)?)))
@@ -57,6 +55,12 @@ impl Store for LooseKv {
             }
             Ok(found)
         })
+    }
+
+    fn multi_get(&self, keys: &[Vec<u8>], show: &mut dyn FnMut(usize, &[u8])) -> Result<u64> {
+        let values = self.0.multi_get(keys).map_err(text)?;
+        let found = values.iter().enumerate().filter_map(|(number, value)| Some((number, value.as_deref()?)));
+        Ok(found.inspect(|(number, value)| show(*number, value)).count() as u64)
     }
 
     fn scan(&self, start: Option<&[u8]>, limit: u64, show: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {

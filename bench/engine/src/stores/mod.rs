@@ -17,6 +17,8 @@ pub struct Setup {
     pub memtable: usize,
     /// Bytes of block or page cache.
     pub cache: usize,
+    /// One part in so many of a limited process's memory may go to the key index, of a store that has one.
+    pub index_part: u64,
     pub compression: bool,
     /// Bytes of memory the whole process may use, 0 for no limit. Only a store that has such an option looks at it.
     pub limit: usize,
@@ -32,6 +34,14 @@ pub trait Store: Send + Sync {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
     /// Shows the value, if there is one, and tells whether.
     fn get(&self, key: &[u8], show: &mut dyn FnMut(&[u8])) -> Result<bool>;
+    /// Shows the values that there are of several keys, with the number of the key, and tells how many.
+    fn multi_get(&self, keys: &[Vec<u8>], show: &mut dyn FnMut(usize, &[u8])) -> Result<u64> {
+        let mut found = 0;
+        for (number, key) in keys.iter().enumerate() {
+            found += u64::from(self.get(key, &mut |value| show(number, value))?);
+        }
+        Ok(found)
+    }
     /// Shows up to `limit` rows from `start` on (`None`: from the first), in key order, and tells how many.
     fn scan(&self, start: Option<&[u8]>, limit: u64, show: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
     /// Waits until background work that belongs to opening is done.
@@ -145,7 +155,7 @@ mod tests {
 
     #[test]
     fn every_store_keeps_what_it_is_given() {
-        let setup = Setup { memtable: 1 << 20, cache: 1 << 20, compression: true, limit: 0 };
+        let setup = Setup { memtable: 1 << 20, cache: 1 << 20, index_part: 2, compression: true, limit: 0 };
         for kind in Kind::ALL.into_iter().filter(|kind| kind.built()) {
             let dir = std::env::temp_dir().join(format!("engine-bench-test-{}-{}", kind.name(), std::process::id()));
             let _ = std::fs::remove_dir_all(&dir);
@@ -160,6 +170,15 @@ mod tests {
             assert!(store.get(b"key00042", &mut |value| seen = value.to_vec()).unwrap(), "{}", kind.name());
             assert_eq!(seen, b"value42");
             assert!(!store.get(b"key00042x", &mut |_| ()).unwrap());
+            let several = ["key00007", "nobody", "key00999"].map(|key| key.as_bytes().to_vec());
+            let mut values = Vec::new();
+            let found = store.multi_get(&several, &mut |number, value| values.push((number, value.to_vec()))).unwrap();
+            assert_eq!(
+                (found, values),
+                (2, vec![(0, b"value7".to_vec()), (2, b"value999".to_vec())]),
+                "{}",
+                kind.name()
+            );
             let mut keys = Vec::new();
             assert_eq!(store.scan(Some(b"key00990"), 50, &mut |key, _| keys.push(key.to_vec())).unwrap(), 10);
             assert_eq!(keys.first().map(Vec::as_slice), Some(&b"key00990"[..]));

@@ -29,6 +29,16 @@ unsafe extern "C" {
         key_len: usize,
         error: *mut *mut c_char,
     ) -> Handle;
+    fn rocksdb_multi_get(
+        db: Handle,
+        options: Handle,
+        count: usize,
+        keys: *const *const c_char,
+        key_lens: *const usize,
+        values: *mut *mut c_char,
+        value_lens: *mut usize,
+        errors: *mut *mut c_char,
+    );
     fn rocksdb_pinnableslice_value(slice: Handle, value_len: *mut usize) -> *const c_char;
     fn rocksdb_pinnableslice_destroy(slice: Handle);
     fn rocksdb_property_int(db: Handle, name: *const c_char, value: *mut u64) -> c_int;
@@ -162,6 +172,36 @@ impl Store for RocksDb {
             rocksdb_pinnableslice_destroy(slice);
         }
         Ok(true)
+    }
+
+    fn multi_get(&self, keys: &[Vec<u8>], show: &mut dyn FnMut(usize, &[u8])) -> Result<u64> {
+        let (starts, lens): (Vec<*const c_char>, Vec<usize>) =
+            keys.iter().map(|key| (key.as_ptr().cast(), key.len())).unzip();
+        let (mut values, mut errors) = (vec![ptr::null_mut(); keys.len()], vec![ptr::null_mut(); keys.len()]);
+        let mut value_lens = vec![0; keys.len()];
+        // SAFETY: open handles, as many of each array as there are keys; the values are malloc-ed, and ours then.
+        unsafe {
+            rocksdb_multi_get(
+                self.db,
+                self.read,
+                keys.len(),
+                starts.as_ptr(),
+                lens.as_ptr(),
+                values.as_mut_ptr(),
+                value_lens.as_mut_ptr(),
+                errors.as_mut_ptr(),
+            );
+            let mut found = 0;
+            for (number, (value, len)) in values.iter().zip(&value_lens).enumerate() {
+                if !value.is_null() {
+                    show(number, c::bytes(*value, *len));
+                    libc::free(value.cast());
+                    found += 1;
+                }
+            }
+            errors.into_iter().try_for_each(|error| c::check(error))?;
+            Ok(found)
+        }
     }
 
     fn scan(&self, start: Option<&[u8]>, limit: u64, show: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {

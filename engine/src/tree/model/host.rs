@@ -92,10 +92,20 @@ impl Host for TestHost {
         let mut world = self.world.borrow_mut();
         world.fault("read")?;
         world.fetched += 1;
+        world.last_read = Some(page);
         world.page(page).map(|p| Owned(Box::new(p)))
     }
     fn hold_page(&self, page: Owned<PageBuf>, _spare: Option<Owned<PageBuf>>) -> Owned<PageBuf> {
         page
+    }
+    fn prefetch(&self, first: PageNo, pages: u32) {
+        let mut world = self.world.borrow_mut();
+        assert!(
+            first.0 as usize + pages as usize <= world.disk.pages.len(),
+            "{pages} pages from {first:?} on are asked for"
+        );
+        world.asked.clear();
+        world.asked.extend((first.0..first.0 + pages).map(PageNo));
     }
     fn pages_fetched(&self) -> u64 {
         self.world.borrow().fetched

@@ -19,6 +19,7 @@
 //! | `scenarios`, `barren` | situations that chance seldom brings about, step by step |
 //! | `mutations` | the proof that all this notices when an invariant is broken |
 
+mod asking;
 mod barren;
 mod check;
 mod full_disk;

@@ -389,6 +389,7 @@ pub(super) fn check_observed(tree: &T<'_>, (key, row, observed): &(Vec<u8>, RowI
 pub(super) fn get(tree: &T<'_>) {
     let key = world(tree).key();
     let (hold, snapshot) = world(tree).hold_any();
+    tolerate(tree, "ask", tree.ask_for(&key));
     check_get(tree, &key, &snapshot);
     world(tree).snapshots.remove(&hold);
 }
@@ -500,6 +501,7 @@ pub(super) fn rows(tree: &T<'_>) {
     for (key, written) in live {
         let Some(found) = tolerate(tree, "find row", tree.find_row(written.row, &mut out)) else { continue };
         assert!(found, "row {} is lost\n{}", written.row, check::story(tree, &key));
+        tolerate(tree, "ask", tree.ask_for_row(written.row));
         if let Some(place) = tolerate(tree, "place of row", tree.place_of_row(written.row)) {
             assert!(place.is_some(), "row {} has no place\n{}", written.row, check::story(tree, &key));
         }

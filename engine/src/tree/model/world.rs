@@ -91,8 +91,10 @@ pub(in crate::tree) struct Faults {
 pub(in crate::tree) struct World {
     pub random: Random,
     pub disk: Disk,
-    /// Pages that were read.
+    /// Pages that were read; the last of them; and those that were asked for beforehand.
     pub fetched: u64,
+    pub last_read: Option<PageNo>,
+    pub asked: Vec<PageNo>,
     /// So many of the next writes of pages fail.
     pub no_room: u32,
     /// The page store cannot grow beyond so many pages.
@@ -142,6 +144,8 @@ impl World {
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             disk: Disk::default(),
             fetched: 0,
+            last_read: None,
+            asked: Vec::new(),
             no_room: 0,
             room: None,
             had: 0,

@@ -6,11 +6,11 @@
 //! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up, and as long as it may be set up once more.
 //! - Rows of which a statement wants nothing but to replace them: they need not be read ([`replacing`]).
 //! - INSERT of many rows: they are gathered ([`batch`]) while the plan runs.
-//! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file.
+//! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file. The scan asks for rows itself.
 
 use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
-use crate::pg::{batch, catalog, error, relam_mask, replacing};
+use crate::pg::{batch, catalog, error, relam_mask, replacing, table_scan};
 use crate::table::{recent, unread};
 use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
@@ -247,6 +247,9 @@ unsafe extern "C-unwind" fn prepare_state(state: *mut pg_sys::PlanState, context
                 let rel = (*scan).ss.ss_currentRelation;
                 if !rel.is_null() && catalog::is_our_table(rel) {
                     (*scan).prefetch_maximum = 0;
+                    if !(*scan).ss.ss_currentScanDesc.is_null() {
+                        table_scan::set_bitmap_node(scan);
+                    }
                 }
             }
             _ => {}

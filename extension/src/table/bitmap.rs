@@ -1,0 +1,137 @@
+//! What a bitmap names: its rows, and those that come next, whose pages are asked for before the scan comes to them.
+//!
+//! PostgreSQL asks for blocks of a bitmap as if they were blocks of the file; ours are row ids. So the bitmap is gone through a second
+//! time here, further ahead, once the scan has had to wait for pages.
+
+use super::{tid, Open};
+use loosekv_engine::error::Result;
+use loosekv_engine::host::Host;
+use loosekv_engine::tree::Asking;
+use loosekv_engine::types::RowId;
+use pgrx::pg_sys;
+use std::collections::VecDeque;
+
+/// The rows that one page of a bitmap names, a virtual block: those at the offsets, or (`None`) any in it. An offset that no row can have
+/// names none.
+pub fn entries(block: u32, offsets: Option<&[u16]>) -> impl Iterator<Item = Option<RowId>> + '_ {
+    let count = offsets.map_or(tid::ROWS_PER_BLOCK as usize, <[u16]>::len);
+    (0..count).map(move |entry| entry_of(block, offsets, entry).flatten())
+}
+
+/// One of them; `None`: there are no more.
+#[inline]
+pub fn entry_of(block: u32, offsets: Option<&[u16]>, entry: usize) -> Option<Option<RowId>> {
+    let offset = match offsets {
+        Some(offsets) => u64::from(*offsets.get(entry)?),
+        None => Some(entry as u64 + 1).filter(|offset| *offset <= tid::ROWS_PER_BLOCK)?,
+    };
+    let is_one = (1..=tid::ROWS_PER_BLOCK).contains(&offset);
+    Some(is_one.then(|| RowId(u64::from(block) * tid::ROWS_PER_BLOCK + offset - 1)))
+}
+
+/// The offsets in a page of a bitmap; `None`: any.
+///
+/// # Safety
+/// `page` is a bitmap iterator's result, and stays so while the offsets are used.
+pub unsafe fn offsets_of<'a>(page: *mut pg_sys::TBMIterateResult) -> Option<&'a [u16]> {
+    // SAFETY: the page has as many offsets as it says.
+    unsafe { usize::try_from((*page).ntuples).ok().map(|count| (*page).offsets.as_slice(count)) }
+}
+
+/// Goes through a scan's bitmap ahead of the scan.
+pub struct BitmapAhead {
+    node: *mut pg_sys::BitmapHeapScanState,
+    /// Null until something was asked for.
+    iterator: *mut pg_sys::TBMIterator,
+    /// Entries that come next, and the number of the first of them.
+    rows: VecDeque<Option<RowId>>,
+    first: usize,
+    /// How many entries the scan has come to.
+    at: usize,
+    asking: Asking,
+}
+
+impl BitmapAhead {
+    /// # Safety
+    /// The node is that of the scan, and outlives it.
+    pub unsafe fn new(node: *mut pg_sys::BitmapHeapScanState) -> BitmapAhead {
+        BitmapAhead {
+            node,
+            iterator: std::ptr::null_mut(),
+            rows: VecDeque::new(),
+            first: 0,
+            at: 0,
+            asking: Asking::default(),
+        }
+    }
+
+    /// The scan begins anew: with another bitmap.
+    pub fn rewind(&mut self) {
+        if !self.iterator.is_null() {
+            // SAFETY: begun here, and ended once. The bitmap itself is not looked at.
+            unsafe { pg_sys::tbm_end_iterate(self.iterator) };
+        }
+        // SAFETY: by the contract of `new`.
+        *self = unsafe { BitmapAhead::new(self.node) };
+    }
+
+    /// The scan comes to its next entry.
+    #[inline]
+    pub fn step(&mut self, open: &Open) -> Result<()> {
+        let wanted = self.asking.come_to(self.at, usize::MAX, open.tree.host.pages_fetched());
+        self.at += 1;
+        match wanted.is_empty() {
+            true => Ok(()),
+            false => self.ask_for(open, wanted),
+        }
+    }
+
+    fn ask_for(&mut self, open: &Open, wanted: std::ops::Range<usize>) -> Result<()> {
+        while self.first + self.rows.len() < wanted.end && self.take_page() {}
+        let gone = wanted.start.saturating_sub(self.first).min(self.rows.len());
+        self.rows.drain(..gone);
+        self.first += gone;
+        let count = wanted.len().min(self.rows.len());
+        self.first += count;
+        self.rows.drain(..count).flatten().try_for_each(|row| open.tree.ask_for_row(row))
+    }
+
+    /// The next page of the bitmap. False: there is none.
+    fn take_page(&mut self) -> bool {
+        // SAFETY: the node's bitmap is whole since the scan came to its first page. One that is shared with parallel workers is gone
+        // through by other means.
+        unsafe {
+            if (*self.node).tbm.is_null() || !(*self.node).pstate.is_null() {
+                return false;
+            }
+            if self.iterator.is_null() {
+                // It lives as long as the statement, at most.
+                let before = pg_sys::CurrentMemoryContext;
+                pg_sys::CurrentMemoryContext = (*(*self.node).ss.ps.state).es_query_cxt;
+                self.iterator = pg_sys::tbm_begin_iterate((*self.node).tbm);
+                pg_sys::CurrentMemoryContext = before;
+            }
+            let page = pg_sys::tbm_iterate(self.iterator);
+            if page.is_null() {
+                return false;
+            }
+            self.rows.extend(entries((*page).blockno, offsets_of(page)));
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_rows_of_the_block() {
+        let first = 7 * tid::ROWS_PER_BLOCK;
+        let named: Vec<_> = entries(7, Some(&[1, 5, 0, u16::MAX])).collect();
+        assert_eq!(named, [Some(RowId(first)), Some(RowId(first + 4)), None, None]);
+        let all: Vec<_> = entries(7, None).collect();
+        assert_eq!(all.len(), tid::ROWS_PER_BLOCK as usize);
+        assert!(all.iter().enumerate().all(|(i, row)| *row == Some(RowId(first + i as u64))));
+    }
+}
