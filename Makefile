@@ -13,6 +13,7 @@ help:
 	@echo "make test-engine   the engine's tests alone"
 	@echo "make test-bench    the benchmark programs' own tests"
 	@echo "make miri          the engine's unsafe leaf modules under miri (needs a nightly toolchain)"
+	@echo "make soak-engine   the engine's campaigns with new seeds for an hour (MINUTES=n)"
 	@echo "make fuzz          libFuzzer over every decoder, a minute each (needs nightly and cargo-fuzz)"
 	@echo "make test-server   the tests that need a server (after make install)"
 	@echo "make bench         loosekv beside heap + btree, at the SQL level (SHORT=1: a few minutes)"
@@ -74,6 +75,10 @@ test-bench:
 .PHONY: miri
 miri:
 	scripts/miri.sh
+
+.PHONY: soak-engine
+soak-engine: setup
+	scripts/soak-engine.sh $(or $(MINUTES),60)
 
 .PHONY: fuzz
 fuzz:

@@ -338,6 +338,28 @@ fn an_idle_store_gives_the_end_of_its_page_file_back() {
 }
 
 #[test]
+fn the_statistics_tell_what_an_open_would_have_to_read() {
+    let scratch = Scratch::new();
+    let store = Store::open(scratch.dir(), &Options::default()).unwrap();
+    let mut before = store.statistics().unwrap();
+    assert_eq!((before.log_segments, before.log_bytes), (0, 0));
+    for rounds in 1..=3 {
+        let mut written = 0;
+        for n in 0..100 {
+            store.put(&key(n), &value(n, rounds)).unwrap();
+            written += (key(n).len() + value(n, rounds).len()) as u64;
+            let logged = store.statistics().unwrap();
+            assert!(logged.log_segments == 1 && logged.log_bytes >= written, "{written}: {logged:?}");
+        }
+        store.flush().unwrap();
+        let now = store.statistics().unwrap();
+        assert!(now.flushed > before.flushed && now.version > before.version, "{before:?} {now:?}");
+        assert_eq!((now.log_segments, now.log_bytes), (0, 0));
+        before = now;
+    }
+}
+
+#[test]
 fn a_store_to_which_nobody_writes_puts_itself_in_order() {
     let scratch = Scratch::new();
     let store = Store::open(scratch.dir(), &small()).unwrap();

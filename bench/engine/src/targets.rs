@@ -138,6 +138,14 @@ fn targets() -> Vec<Target> {
         Measure::Space("disk_peak"),
         1.8,
     ));
+    for (what, step, measure, bound) in [
+        ("space at rest / live data, filled", "fillrandom", Measure::Space("disk_rest"), 1.3),
+        ("space at rest / live data, overwritten", "overwrite-3", Measure::Space("disk_rest"), 1.3),
+        ("space at its peak / live data, filled", "fillrandom", Measure::Space("disk_peak"), 1.8),
+        ("space at its peak / live data, overwritten", "overwrite-3", Measure::Space("disk_peak"), 1.8),
+    ] {
+        all.push(Target::limit(what, step, measure, bound).beyond());
+    }
     all.push(
         Target::limit("bytes a row, compressed", "fillrandom", Measure::RowBytes, 155.0).at_size(256).compressed(),
     );

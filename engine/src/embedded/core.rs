@@ -264,7 +264,9 @@ impl Core {
         let mut statistics = Statistics {
             version: manifest.version,
             file_pages: self.host.pages.pages(),
+            flushed: manifest.flushed.0,
             log_segments: self.host.log.segment_count(),
+            log_bytes: self.host.log.bytes(),
             memtable_bytes: self.host.budgets.memtables.used.load(Ordering::Relaxed),
             key_index_bytes: self.host.budgets.key_index.used.load(Ordering::Relaxed),
             ..Statistics::default()

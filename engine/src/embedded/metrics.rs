@@ -70,7 +70,11 @@ pub struct Statistics {
     pub value_pages: u64,
     /// Length of the page file.
     pub file_pages: u32,
+    /// The checkpoint that an open would begin with: the runs have every generation of the log up to this one ...
+    pub flushed: u64,
+    /// ... and there are so many newer ones, of so many bytes, to be read.
     pub log_segments: usize,
+    pub log_bytes: u64,
     pub memtable_bytes: u64,
     pub key_index_bytes: u64,
 }

@@ -143,6 +143,11 @@ impl RowLog {
         self.segments().live.len()
     }
 
+    /// Bytes in them.
+    pub fn bytes(&self) -> u64 {
+        self.segments().live.iter().map(|segment| segment.end()).sum()
+    }
+
     /// Bytes in the newest segment.
     pub fn newest_bytes(&self) -> u64 {
         self.end.load(Ordering::Relaxed)

@@ -249,9 +249,9 @@ pub unsafe fn set_bitmap_node(node: *mut pg_sys::BitmapHeapScanState) {
 }
 
 #[pg_guard]
-pub unsafe extern "C-unwind" fn bitmap_block(scan: TableScanDesc, _page: *mut pg_sys::TBMIterateResult) -> bool {
+pub unsafe extern "C-unwind" fn bitmap_block(scan: TableScanDesc, page: *mut pg_sys::TBMIterateResult) -> bool {
     // SAFETY: as for `next`.
-    unsafe { state(scan).begin_bitmap_page() };
+    unsafe { state(scan).begin_bitmap_page((*page).blockno, bitmap::offsets_of(page)) };
     true
 }
 

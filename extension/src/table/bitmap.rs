@@ -75,10 +75,26 @@ impl BitmapAhead {
         *self = unsafe { BitmapAhead::new(self.node) };
     }
 
+    /// Whether parallel workers share the bitmap: each takes the next page that nobody has, and does not know the one after it.
+    fn is_shared(&self) -> bool {
+        // SAFETY: by the contract of `new`.
+        unsafe { !(*self.node).pstate.is_null() }
+    }
+
+    /// The scan comes to a page of the bitmap.
+    pub fn enter(&mut self, block: u32, offsets: Option<&[u16]>) {
+        if self.is_shared() {
+            self.rows.clear();
+            self.rows.extend(entries(block, offsets));
+            self.first = self.at;
+        }
+    }
+
     /// The scan comes to its next entry.
     #[inline]
     pub fn step(&mut self, open: &Open) -> Result<()> {
-        let wanted = self.asking.come_to(self.at, usize::MAX, open.tree.host.pages_fetched());
+        let end = if self.is_shared() { self.first + self.rows.len() } else { usize::MAX };
+        let wanted = self.asking.come_to(self.at, end, open.tree.host.pages_fetched());
         self.at += 1;
         match wanted.is_empty() {
             true => Ok(()),
@@ -87,10 +103,15 @@ impl BitmapAhead {
     }
 
     fn ask_for(&mut self, open: &Open, wanted: std::ops::Range<usize>) -> Result<()> {
-        while self.first + self.rows.len() < wanted.end && self.take_page() {}
-        let gone = wanted.start.saturating_sub(self.first).min(self.rows.len());
-        self.rows.drain(..gone);
-        self.first += gone;
+        loop {
+            // The scan may have gone far until it had to wait.
+            let gone = wanted.start.saturating_sub(self.first).min(self.rows.len());
+            self.rows.drain(..gone);
+            self.first += gone;
+            if self.first + self.rows.len() >= wanted.end || !self.take_page() {
+                break;
+            }
+        }
         let count = wanted.len().min(self.rows.len());
         self.first += count;
         self.rows.drain(..count).flatten().try_for_each(|row| open.tree.ask_for_row(row))
@@ -98,10 +119,9 @@ impl BitmapAhead {
 
     /// The next page of the bitmap. False: there is none.
     fn take_page(&mut self) -> bool {
-        // SAFETY: the node's bitmap is whole since the scan came to its first page. One that is shared with parallel workers is gone
-        // through by other means.
+        // SAFETY: the node's bitmap is whole since the scan came to its first page.
         unsafe {
-            if (*self.node).tbm.is_null() || !(*self.node).pstate.is_null() {
+            if (*self.node).tbm.is_null() || self.is_shared() {
                 return false;
             }
             if self.iterator.is_null() {

@@ -156,8 +156,11 @@ impl TableScan {
     }
 
     /// Begins with a page of a bitmap.
-    pub fn begin_bitmap_page(&mut self) {
+    pub fn begin_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>) {
         self.entry = 0;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.enter(block, offsets);
+        }
     }
 
     /// The next visible row of the page; `offsets` is `None` when all of them may match.
