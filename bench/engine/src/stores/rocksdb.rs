@@ -199,7 +199,7 @@ impl Store for RocksDb {
                     found += 1;
                 }
             }
-            errors.into_iter().try_for_each(|error| c::check(error))?;
+            errors.into_iter().try_for_each(c::check)?;
             Ok(found)
         }
     }
