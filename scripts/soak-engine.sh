@@ -13,12 +13,12 @@ end=$((SECONDS + minutes * 60))
 # Builds what is to be run, so that the first pass counts.
 cargo test --quiet --release --no-run --package loosekv-engine --package loosekv-shm
 
-campaign() { # campaign "NAME=value ..." ARGUMENTS OF cargo test...
+campaign() { # campaign NAME=value ARGUMENTS OF cargo test...
     local setting=$1 output
     shift
-    if ! output=$(env ${setting:+"$setting"} cargo test --quiet --release "$@" 2>&1); then
+    if ! output=$(env "$setting" cargo test --quiet --release "$@" 2>&1); then
         printf '%s\n' "$output" | tail -n 60
-        echo "FAILED; again: ${setting:+$setting }cargo test --release $*"
+        echo "FAILED; again: $setting cargo test --release $*"
         exit 1
     fi
 }

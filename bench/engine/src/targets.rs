@@ -129,22 +129,16 @@ fn targets() -> Vec<Target> {
     }
     all.push(Target::limit("put at 70 % of its peak: p99.9 (us)", "paced", Measure::AtMost("p999_us"), 2_000.0));
     all.push(Target::limit("put at 70 % of its peak: longest (us)", "paced", Measure::AtMost("max_us"), 50_000.0));
-    all.push(Target::limit("space at rest / live data, filled", "fillrandom", Measure::Space("disk_rest"), 1.3));
-    all.push(Target::limit("space at rest / live data, overwritten", "overwrite-3", Measure::Space("disk_rest"), 1.3));
-    all.push(Target::limit("space at its peak / live data, filled", "fillrandom", Measure::Space("disk_peak"), 1.8));
-    all.push(Target::limit(
-        "space at its peak / live data, overwritten",
-        "overwrite-3",
-        Measure::Space("disk_peak"),
-        1.8,
-    ));
-    for (what, step, measure, bound) in [
-        ("space at rest / live data, filled", "fillrandom", Measure::Space("disk_rest"), 1.3),
-        ("space at rest / live data, overwritten", "overwrite-3", Measure::Space("disk_rest"), 1.3),
-        ("space at its peak / live data, filled", "fillrandom", Measure::Space("disk_peak"), 1.8),
-        ("space at its peak / live data, overwritten", "overwrite-3", Measure::Space("disk_peak"), 1.8),
-    ] {
-        all.push(Target::limit(what, step, measure, bound).beyond());
+    for beyond in [false, true] {
+        for (what, step, measure, bound) in [
+            ("space at rest / live data, filled", "fillrandom", Measure::Space("disk_rest"), 1.3),
+            ("space at rest / live data, overwritten", "overwrite-3", Measure::Space("disk_rest"), 1.3),
+            ("space at its peak / live data, filled", "fillrandom", Measure::Space("disk_peak"), 1.8),
+            ("space at its peak / live data, overwritten", "overwrite-3", Measure::Space("disk_peak"), 1.8),
+        ] {
+            let target = Target::limit(what, step, measure, bound);
+            all.push(if beyond { target.beyond() } else { target });
+        }
     }
     all.push(
         Target::limit("bytes a row, compressed", "fillrandom", Measure::RowBytes, 155.0).at_size(256).compressed(),

@@ -26,7 +26,7 @@ use loosekv_shm::scope;
 const LEAST_PIECE: u32 = 32;
 /// Pages that something under construction takes at once on a full disk, at least.
 const FEW_TAKEN: u32 = 8;
-/// A slice of a merge is made of about so many pieces, at most. (With four, a sixth of the store was free in smaller ones.)
+/// A slice of a merge is made of about so many pieces, at most. (With four, much of the store was free in smaller ones.)
 const PIECES_OF_SLICE: u32 = 16;
 /// So many extents of the log may be small, for want of room: the meta page names them all.
 const SMALL_LOG_EXTENTS: usize = 128;

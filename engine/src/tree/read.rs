@@ -193,10 +193,11 @@ impl<H: Host> Tree<'_, H> {
                 return Ok(());
             }
         }
-        let (pages, hash) = (Pages(&self.host), key_hash(key));
+        let (pages, mut hash) = (Pages(&self.host), None);
         for (at, desc) in view.runs.iter().enumerate().skip(start.at) {
             let certain = start.certain && at == start.at;
-            if certain || (desc.spans(key) && desc.run().may_contain(&pages, hash)?) {
+            let mut may_contain = || desc.run().may_contain(&pages, *hash.get_or_insert_with(|| key_hash(key)));
+            if certain || (desc.spans(key) && may_contain()?) {
                 return desc.run().ask_for(&pages, key);
             }
         }

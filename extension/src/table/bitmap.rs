@@ -14,8 +14,7 @@ use std::collections::VecDeque;
 /// The rows that one page of a bitmap names, a virtual block: those at the offsets, or (`None`) any in it. An offset that no row can have
 /// names none.
 pub fn entries(block: u32, offsets: Option<&[u16]>) -> impl Iterator<Item = Option<RowId>> + '_ {
-    let count = offsets.map_or(tid::ROWS_PER_BLOCK as usize, <[u16]>::len);
-    (0..count).map(move |entry| entry_of(block, offsets, entry).flatten())
+    (0..).map_while(move |entry| entry_of(block, offsets, entry))
 }
 
 /// One of them; `None`: there are no more.
@@ -126,10 +125,9 @@ impl BitmapAhead {
             }
             if self.iterator.is_null() {
                 // It lives as long as the statement, at most.
-                let before = pg_sys::CurrentMemoryContext;
-                pg_sys::CurrentMemoryContext = (*(*self.node).ss.ps.state).es_query_cxt;
+                let before = pg_sys::MemoryContextSwitchTo((*(*self.node).ss.ps.state).es_query_cxt);
                 self.iterator = pg_sys::tbm_begin_iterate((*self.node).tbm);
-                pg_sys::CurrentMemoryContext = before;
+                pg_sys::MemoryContextSwitchTo(before);
             }
             let page = pg_sys::tbm_iterate(self.iterator);
             if page.is_null() {

@@ -258,9 +258,6 @@ impl KeyScan {
         self.position = Position::In(number);
         self.may_step = false;
         self.skip = None;
-        if self.wanted.ranges() > 1 {
-            self.ask_ahead(open, number, direction)?;
-        }
         if let Some(key) = self.wanted.point(number) {
             if self.view.is_dirty() {
                 batch::before_look_at(open.rel, key);
@@ -271,6 +268,9 @@ impl KeyScan {
             let either = self.view.is_dirty() || self.view.is_mvcc();
             if either && unread::is_wanted(open.rel, self.view.is_dirty()) {
                 return self.view.find_or_leave(open, key, &mut self.single);
+            }
+            if self.wanted.ranges() > 1 {
+                ask_ahead(&mut self.asking, &self.wanted, open, number, direction)?;
             }
             return self.view.find(open, key, &mut self.single);
         }
@@ -285,22 +285,6 @@ impl KeyScan {
             None => Some((open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?, direction)),
         };
         Ok(false)
-    }
-
-    /// Asks for the pages of single keys that come next.
-    fn ask_ahead(&mut self, open: &Open, number: usize, direction: Direction) -> Result<()> {
-        if self.asking.0 != direction {
-            self.asking = (direction, Asking::default());
-        }
-        let ranges = self.wanted.ranges();
-        // Counted from where the direction begins.
-        let turned = |number: usize| if direction == Direction::Forward { number } else { ranges - 1 - number };
-        for ahead in self.asking.1.come_to(turned(number), ranges, open.tree.host.pages_fetched()) {
-            if let Some(key) = self.wanted.point(turned(ahead)) {
-                open.tree.ask_for(key)?;
-            }
-        }
-        Ok(())
     }
 
     /// Leaves the range: a part stays where it is, for it may be come back to.
@@ -352,6 +336,28 @@ impl KeyScan {
         self.skip = Some(key);
         Ok(())
     }
+}
+
+/// Asks for the pages of single keys that come next.
+fn ask_ahead(
+    asking: &mut (Direction, Asking),
+    wanted: &Wanted,
+    open: &Open,
+    number: usize,
+    direction: Direction,
+) -> Result<()> {
+    if asking.0 != direction {
+        *asking = (direction, Asking::default());
+    }
+    let ranges = wanted.ranges();
+    // Counted from where the direction begins.
+    let turned = |number: usize| if direction == Direction::Forward { number } else { ranges - 1 - number };
+    for ahead in asking.1.come_to(turned(number), ranges, open.tree.host.pages_fetched()) {
+        if let Some(key) = wanted.point(turned(ahead)) {
+            open.tree.ask_for(key)?;
+        }
+    }
+    Ok(())
 }
 
 fn next_range(range: usize, direction: Direction) -> Option<usize> {

@@ -1,9 +1,9 @@
 //! What a statement may read and write.
 //!
 //! [`Open`] is a table in use: its relation, its [`Info`] (key and row layout, kept from use to use) and the tree. On it
-//! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`unread`] (rows replaced unread), [`lock`] (row locks), [`scan`] and
-//! [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`bitmap`] (which row ids a bitmap names), [`sample`] (what ANALYZE reads), [`rewrite`] and [`rekey`]
-//! (copies of the table).
+//! stand [`mvcc`] (which version a snapshot sees), [`write`] (insert, update, delete), [`unread`] (rows replaced unread),
+//! [`lock`] (row locks), [`scan`] and [`key_scan`] (reading in key order), [`by_row`] (reading by row id), [`bitmap`] (which row ids a
+//! bitmap names), [`sample`] (what ANALYZE reads), [`rewrite`] and [`rekey`] (copies of the table).
 
 pub mod bitmap;
 pub mod by_row;
