@@ -29,7 +29,9 @@ E2
     section "Data pages" engine/src/run/data.rs
     section "Key pages" engine/src/run/keys.rs
     section "Row directory" engine/src/run/directory.rs
-    section "Filter pages" engine/src/filter.rs
+    section "Filter pages" engine/src/filter/mod.rs
+    section "Blocked Bloom filters" engine/src/filter/bloom.rs
+    section "Ribbon filters" engine/src/filter/ribbon.rs
     section "Fence pages" engine/src/run/fence.rs
     section "Footer" engine/src/run/footer.rs
     section "Value log" engine/src/tree/value_log.rs

@@ -5,9 +5,10 @@
 
 use loosekv_engine::embedded::{Background, Options, Store};
 use loosekv_engine::error::Error;
+use loosekv_engine::filter::{key_hash, ribbon, FilterKind};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::options::{Compression, RunOptions, TreeOptions};
-use loosekv_engine::page::{PageBuf, PageKind, CONTENT, FORMAT_SHARED};
+use loosekv_engine::page::{PageBuf, PageKind, CAPACITY, CONTENT, FORMAT_SHARED};
 use loosekv_engine::row::{encode_record, ValuePointer};
 use loosekv_engine::run::Cut;
 use loosekv_engine::types::*;
@@ -31,6 +32,7 @@ fn main() -> Result<()> {
         seeds.of_store(name, TreeOptions { run, value_log_threshold, fan_in: 3, ..TreeOptions::default() }, long)?;
     }
     seeds.records()?;
+    seeds.settled_filter()?;
     seeds.put("options", "all", b"compression = zstd:3\nmemtable_bytes=8 MB\nfan_in = 4\nkey_pages=off\n")?;
     seeds.put("key_order", "inline", b"\x05abcdeabcdf")?;
     seeds.put("key_order", "long", b"\x1eabcdefghijklmnopqrstuvwxyz0123abcdefghijklmnopqrstuvwxyz01234")
@@ -161,6 +163,16 @@ impl Seeds {
         put("manifest_body", &body)
             .and_then(|()| put("meta_page", manifest.encode_meta(&body).map_err(std::io::Error::other)?.contents()))
             .map_err(|e| Error::io("cannot write a seed", e))
+    }
+
+    /// That of a run which is larger than those of small stores.
+    fn settled_filter(&self) -> Result<()> {
+        let hashes: Vec<u64> = (0..6500u64).map(|n| key_hash(&n.to_be_bytes())).collect();
+        let mut contents = Box::new([0; CAPACITY]);
+        let width = ribbon::make(&hashes, 3, 10, &mut contents);
+        let [kind, second, ..] = &mut *contents;
+        (*kind, *second) = (FilterKind::Ribbon as u8, width);
+        self.put("filter_page", "ribbon", contents.as_slice())
     }
 
     fn records(&self) -> Result<()> {

@@ -63,6 +63,16 @@ impl Error {
         Error::Corrupt { place, what: what.into() }
     }
 
+    /// Says which file the page is of, where it does not yet.
+    pub fn in_file(self, name: impl Fn(PageNo) -> &'static str) -> Error {
+        match self {
+            Error::Corrupt { place: place @ Place::Page { page, .. }, what } if !what.contains(name(page)) => {
+                Error::Corrupt { place, what: format!("{}: {what}", name(page)) }
+            }
+            other => other,
+        }
+    }
+
     pub fn structure(what: impl Into<String>) -> Error {
         Error::Corrupt { place: Place::Structure, what: what.into() }
     }

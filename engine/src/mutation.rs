@@ -106,6 +106,8 @@ switches! {
         I16WriterNotAwaited,
         /// A value extent is used again though a pinned superversion points into it.
         I16PinnedIgnored,
+        /// A value extent is used again though the superversion that points to the moved values is yet to come.
+        I16CurrentIgnored,
         /// The newest generation in the row log is not replayed.
         I17GenerationLost,
         /// What is torn at the end of the row log is believed.

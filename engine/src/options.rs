@@ -4,6 +4,7 @@
 //! write: reloptions of a table, a configuration file.
 
 use crate::error::{Error, Result};
+use crate::filter::FilterKind;
 use std::fmt;
 use std::str::FromStr;
 
@@ -50,6 +51,8 @@ pub struct RunOptions {
     pub compression: Compression,
     /// Bits of filter a key; 0: no filter.
     pub filter_bits: u32,
+    /// What kind of filter ([`RunOptions::at_level`] chooses it).
+    pub filter: FilterKind,
     /// Write pages of keys alone, from which the key index is rebuilt without reading the data (except in runs where the
     /// keys are most of the data: there they would save little).
     pub key_pages: bool,
@@ -59,7 +62,13 @@ pub struct RunOptions {
 
 impl Default for RunOptions {
     fn default() -> RunOptions {
-        RunOptions { compression: Compression::None, filter_bits: 10, key_pages: true, directory: true }
+        RunOptions {
+            compression: Compression::None,
+            filter_bits: 10,
+            filter: FilterKind::Bloom,
+            key_pages: true,
+            directory: true,
+        }
     }
 }
 
@@ -75,20 +84,24 @@ impl RunOptions {
 
     /// How a run of this level is written, where the first levels have larger filters than the others: by `step` bits a key for each
     /// level that is between. Who looks for a key that is not there asks every filter, and every wrong answer costs the read of a page; the
-    /// runs of the first levels are the most, and have the fewest keys.
+    /// runs of the first levels are the most, and have the fewest keys. Those that merges have made stay for longer, and are worth a filter
+    /// with fewer wrong answers, which takes longer to make.
     pub fn at_level(self, level: u8, step: u32) -> RunOptions {
         let more = step * LEVELS_WITH_MORE.saturating_sub(level.into());
         let filter_bits = match self.filter_bits {
             0 => 0,
             bits => (bits + more).min(MOST_FILTER_BITS),
         };
-        RunOptions { filter_bits, ..self }
+        let filter = if level < FIRST_SETTLED { FilterKind::Bloom } else { FilterKind::Ribbon };
+        RunOptions { filter_bits, filter, ..self }
     }
 }
 
 const MOST_FILTER_BITS: u32 = 30;
 /// So many levels have larger filters than those below them.
 const LEVELS_WITH_MORE: u32 = 3;
+/// The first level whose runs count as settled.
+const FIRST_SETTLED: u8 = 1;
 
 /// How a tree is kept.
 #[derive(Clone, PartialEq, Debug)]

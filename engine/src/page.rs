@@ -6,8 +6,8 @@
 //! ```
 //!
 //! `used` is the end of the contents, counted from the start of the page; what follows is zero, so that a host may leave
-//! the hole out of its log and its images. The host's bytes are filled in by the host when it writes the page. The format is 1, and 2
-//! for data pages that share a row with a neighbour.
+//! the hole out of its log and its images. The host's bytes are filled in by the host when it writes the page. The format is 1; 2
+//! for data pages that share a row with a neighbour; 3 for filter pages of a kind that came later than the first.
 
 use crate::cpu::{prefetch, LINE};
 use crate::error::{Error, Result};
@@ -19,8 +19,10 @@ pub const CONTENT: usize = HOST_HEADER + 16;
 pub const CAPACITY: usize = PAGE_SIZE - CONTENT;
 /// Version of the page formats that this build writes, ...
 pub const FORMAT: u8 = 1;
-/// ... and that of data pages that share a row with a neighbour.
+/// ... that of data pages that share a row with a neighbour, ...
 pub const FORMAT_SHARED: u8 = 2;
+/// ... and that of ribbon filters.
+pub const FORMAT_RIBBON: u8 = 3;
 
 const KIND_AT: usize = HOST_HEADER;
 const FORMAT_AT: usize = HOST_HEADER + 1;
@@ -136,8 +138,8 @@ impl PageBuf {
                 format!("expected a {kind:?} page, found kind {}", self.0[KIND_AT]),
             ));
         }
-        if !(FORMAT..=FORMAT_SHARED).contains(&self.format()) {
-            return Err(Error::Format { found: u32::from(self.format()), known: u32::from(FORMAT_SHARED) });
+        if !(FORMAT..=FORMAT_RIBBON).contains(&self.format()) {
+            return Err(Error::Format { found: u32::from(self.format()), known: u32::from(FORMAT_RIBBON) });
         }
         if self.seq() != seq {
             return Err(Error::page(page, SEQ_AT, format!("expected extent {seq}, found extent {}", self.seq())));

@@ -604,6 +604,39 @@ fn flipped_bytes_are_found() {
     assert!(found > 60, "{found} found, {harmless} harmless");
 }
 
+/// Also where nobody looks at checksums: what is wrong is told of a page of the file.
+#[test]
+fn errors_name_the_file_without_checksums() {
+    let scratch = Scratch::new();
+    let options = Options { background: Background::Caller, verify_checksums: false, ..small() };
+    let store = Store::open(scratch.dir(), &options).unwrap();
+    for n in 0..1500 {
+        store.put(&key(n), &value(n, 0)).unwrap();
+    }
+    store.flush().unwrap();
+    let good = all(&store);
+    store.close().unwrap();
+    let path = scratch.dir().join("pages.lkv");
+    let bytes = fs::read(&path).unwrap();
+    let mut found = 0;
+    for page in 1..bytes.len() / PAGE_SIZE {
+        let mut bad = bytes.clone();
+        // No kind of page.
+        bad[page * PAGE_SIZE + 24] = 200;
+        fs::write(&path, &bad).unwrap();
+        let failed = Store::open(scratch.dir(), &options).and_then(|store| {
+            good.keys().try_for_each(|key| store.get(key).map(|_| ()))?;
+            store.iter()?.pairs().try_for_each(|pair| pair.map(|_| ()))
+        });
+        if let Err(e) = failed {
+            let said = e.to_string();
+            assert!(said.contains("pages.lkv") && said.contains("found kind 200"), "{page}: {said}");
+            found += 1;
+        }
+    }
+    assert!(found > 10, "{found} of {}", bytes.len() / PAGE_SIZE);
+}
+
 fn check_copy(dir: &Path, options: &Options, good: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<(), Error> {
     let store = Store::open(dir, options)?;
     let mut failed = None;

@@ -4,13 +4,15 @@ use super::commit::Committer;
 use super::fs::Fs;
 use super::health::lock;
 use super::host::EmbeddedHost;
+use super::meta_file::META_NAME;
 use super::metrics::{add, get, Level, Metrics, Statistics};
 use super::options::Options;
+use super::page_file::PAGES_NAME;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::key_index::SweepCursor;
 use crate::tree::{Finding, Phase, Shared, Tree, Watch};
-use crate::types::{Head, RowBuf, Verdict};
+use crate::types::{Head, PageNo, RowBuf, Verdict};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -46,6 +48,12 @@ impl Drop for Core {
     }
 }
 
+/// What is wrong with a page is wrong with one of the page file, or with the meta page, which has files of its own.
+#[cold]
+pub fn in_pages(error: Error) -> Error {
+    error.in_file(|page| if page == PageNo(0) { META_NAME } else { PAGES_NAME })
+}
+
 impl Core {
     pub fn open(fs: Arc<dyn Fs>, dir: &Path, options: &Options) -> Result<Core> {
         options.check()?;
@@ -55,7 +63,7 @@ impl Core {
             host.set_storage_id(id);
             Tree::create(&host, id)?;
         }
-        let shared = Tree::load(&host, &options.tree)?;
+        let shared = Tree::load(&host, &options.tree).map_err(in_pages)?;
         let shared = NonNull::from(Box::leak(shared));
         // SAFETY: lives until `drop`, which lets go of the tree first; the tree is not given out but by reference.
         let tree = Tree::new(unsafe { shared.as_ref() }, host.clone());
@@ -81,7 +89,7 @@ impl Core {
             return Ok(false);
         }
         let choose = |head: &Head| if sees(head) { Verdict::Take } else { Verdict::Skip };
-        let found = self.tree()?.find(key, |head, _| choose(head), out)?;
+        let found = self.tree()?.find(key, |head, _| choose(head), out).map_err(in_pages)?;
         Ok(found.taken && !out.head.flags.is_tombstone())
     }
 
@@ -97,7 +105,7 @@ impl Core {
             let _one = lock(&self.host.flushing);
             self.host.health.check()?;
             let _under_way = self.host.pace.flush_begins();
-            let done = self.tree()?.flush_one()?;
+            let done = self.tree()?.flush_one().map_err(in_pages)?;
             // Counted before anybody else can find that there is nothing left to do.
             add(&self.host.counters.flushes, u64::from(done));
             done
@@ -114,7 +122,7 @@ impl Core {
         let done = {
             let _one = lock(&self.host.merging);
             self.host.health.check()?;
-            let done = self.tree()?.compact_one(force)?;
+            let done = self.tree()?.compact_one(force).map_err(in_pages)?;
             if done {
                 lock(&self.sweep).get_or_insert_with(SweepCursor::new);
             }
@@ -132,7 +140,7 @@ impl Core {
         let _one = lock(&self.host.merging);
         self.host.health.check()?;
         let tree = self.tree()?;
-        if tree.sink_one(WORTH_SINKING)? {
+        if tree.sink_one(WORTH_SINKING).map_err(in_pages)? {
             return Ok(true);
         }
         let (tail, pages) = tree.shared().tail();
@@ -172,7 +180,7 @@ impl Core {
     /// Does a piece of index building. False: the index is as complete as it may be.
     pub fn index_one(&self) -> Result<bool> {
         let _one = lock(&self.host.merging);
-        self.tree()?.rebuild_index()
+        self.tree()?.rebuild_index().map_err(in_pages)
     }
 
     /// Builds the key index, as far as there is room for it. True: it covers every run.

@@ -1,6 +1,6 @@
 //! An iterator over a range of keys, as of one snapshot, in both directions.
 
-use super::core::Core;
+use super::core::{in_pages, Core};
 use super::host::EmbeddedHost;
 use super::sequence::Hold;
 use crate::error::Result;
@@ -59,7 +59,7 @@ impl Iter {
         let tree = self.core.tree()?;
         let sequence = self.hold.sequence;
         let choose = |head: &Head| if head.writer.0 <= sequence { Verdict::Take } else { Verdict::Skip };
-        let found = self.cursor.next_in_place(tree, Writer(sequence + 1), |head, _| choose(head))?;
+        let found = self.cursor.next_in_place(tree, Writer(sequence + 1), |head, _| choose(head)).map_err(in_pages)?;
         if found {
             self.cursor.copy_key(&mut self.key);
         } else {

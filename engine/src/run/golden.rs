@@ -3,7 +3,7 @@
 use super::testing::{Pages, TestRun};
 use super::{data, fence, footer, keys, pack, Footer, RunShape};
 use crate::error::{Error, Result};
-use crate::filter::key_hash;
+use crate::filter::{key_hash, FilterKind};
 use crate::options::RunOptions;
 use crate::page::PageKind;
 use crate::types::*;
@@ -54,6 +54,14 @@ fn page_head() {
             "09010000660000006400000000000000"
         ]
     );
+}
+
+/// That of the filter page of a settled run.
+#[test]
+fn ribbon_page_head() {
+    let run = TestRun::write(&rows(), &RunOptions { filter: FilterKind::Ribbon, ..RunOptions::default() });
+    let page = run.pages.pages.iter().find(|page| page.kind() == Some(PageKind::Filter)).unwrap();
+    assert_eq!(hex(&page.0[24..44]), "06030000002000006400000000000000020a0000");
 }
 
 #[test]
@@ -233,13 +241,13 @@ fn other_formats_are_not_taken_for_these() {
     let footer = run.pages.pages.iter().find(|page| page.kind() == Some(PageKind::Footer)).unwrap();
     let (mut shape, mut page) = (Vec::new(), run.pages.pages[0].clone());
     run.shape.encode(&mut shape);
-    for format in [0, 3, 255] {
+    for format in [0, 4, 255] {
         let mut contents = footer.contents().to_vec();
         contents[26] = format;
         refused(Footer::decode(PageNo(3), &footer::with_checksum(&contents)).map(|_| ()), format, 1);
         shape[0] = format;
         refused(RunShape::decode(&shape).map(|_| ()), format, 1);
         page.set_format(format);
-        refused(page.expect(PageNo(0), PageKind::Data, page.seq()).map(|_| ()), format, 2);
+        refused(page.expect(PageNo(0), PageKind::Data, page.seq()).map(|_| ()), format, 3);
     }
 }

@@ -288,7 +288,8 @@ impl<'a> Run<'a> {
         let pages = self.shape.filter_pages;
         if pages > 0 {
             let index = self.shape.filter_start().saturating_add(filter::page_of(hash, pages));
-            self.touch(source, index, [0, filter::place_of(hash, pages)].into_iter());
+            let place = filter::place_of(hash, pages);
+            self.touch(source, index, [0, place - LINE, place].into_iter());
         }
     }
 

@@ -1,6 +1,6 @@
 use super::testing::*;
 use super::*;
-use crate::filter::key_hash;
+use crate::filter::{key_hash, FilterKind};
 use crate::options::{Compression, RunOptions};
 use crate::page::CONTENT;
 use crate::types::*;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 fn all_options() -> Vec<RunOptions> {
     let plain = RunOptions::default();
-    let zstd = RunOptions { compression: Compression::Zstd(1), ..plain };
+    let zstd = RunOptions { compression: Compression::Zstd(1), filter: FilterKind::Ribbon, ..plain };
     let bare = RunOptions { filter_bits: 0, key_pages: false, directory: true, ..plain };
     let bare_zstd = RunOptions { compression: Compression::Zstd(3), ..bare };
     vec![plain, zstd, bare, bare_zstd]

@@ -15,9 +15,9 @@ use super::keys;
 use super::pack::{Packed, Packer};
 use super::{PageSink, MAX_ROW};
 use crate::error::{Error, Result};
-use crate::filter::{key_hash, FilterBuilder};
+use crate::filter::{self, key_hash, FilterBuilder};
 use crate::options::{Compression, RunOptions};
-use crate::page::{PageBuf, PageKind, FORMAT_SHARED};
+use crate::page::{PageBuf, PageKind, FORMAT_RIBBON, FORMAT_SHARED};
 use crate::types::{L0Id, RowId, RowRef, Writer, MAX_KEY};
 
 pub struct RunWriter<S: PageSink> {
@@ -134,6 +134,9 @@ impl<S: PageSink> Out<S> {
         if kind == PageKind::Data && flags & (SPLIT | REST) != 0 {
             self.page.set_format(FORMAT_SHARED);
         }
+        if kind == PageKind::Filter && filter::is_ribbon(contents) {
+            self.page.set_format(FORMAT_RIBBON);
+        }
         self.page.fill(contents)?;
         self.sink.put(&mut self.page)
     }
@@ -154,7 +157,7 @@ impl<S: PageSink> RunWriter<S> {
             last_row: RowId(0),
             page_end: Vec::new(),
             whole: Part::new(compressed, options.directory.then_some(memory)),
-            filter: FilterBuilder::new(options.filter_bits, memory),
+            filter: FilterBuilder::new(options.filter, options.filter_bits, memory),
             keys: options.key_pages.then(|| keys::Builder::new(memory)),
             slice: None,
             memory,

@@ -3,6 +3,7 @@
 //! Each number stands for itself: whoever reads while somebody writes may see some of the old and some of the new. No two of
 //! them have to fit each other.
 
+use crate::filter::FilterKind;
 use crate::options::{Compression, RunOptions, TreeOptions};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -74,6 +75,7 @@ impl LiveOptions {
                 _ => Compression::None,
             },
             filter_bits: number(&self.filter_bits),
+            filter: FilterKind::Bloom,
             key_pages: self.key_pages.load(Relaxed) != 0,
             directory: self.directory.load(Relaxed) != 0,
         }

@@ -388,6 +388,7 @@ impl<H: Host> Shared<H> {
         let named = |owner| match owner {
             Owner::Run(extent) => pages.shared_with(&extent),
             Owner::Values(..) if on(I16PinnedIgnored) => current.names(owner),
+            Owner::Values(..) if on(I16CurrentIgnored) => versions.retired.iter().any(|version| version.names(owner)),
             _ => namers.iter().any(|version| version.names(owner)),
         };
         let mut unnamed = Vec::new();

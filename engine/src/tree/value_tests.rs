@@ -356,6 +356,29 @@ pub(super) fn an_extent_waits_for_the_writer_who_has_taken_pages_of_it() {
     assert_eq!(tree.manifest().values, []);
 }
 
+/// The same for who reads a value that a merge has moved, before the merge's run is installed. Also a check for the mutations of the model.
+#[test]
+pub(super) fn an_extent_waits_for_the_run_that_does_without_it() {
+    let mut table = Table::new();
+    // Of such bodies an extent is full.
+    let key = |i: usize| format!("{i:02}").into_bytes();
+    for i in 0..20 {
+        table.put(&key(i), &body(64_000, i));
+    }
+    table.flush();
+    (1..20).for_each(|i| table.delete(&key(i)));
+    table.flush();
+    // Of what was there at the start it is known at once that nobody writes to it.
+    table.crash();
+    let before = table.pointer(&key(0)).seq;
+    while table.pointer(&key(0)).seq == before {
+        table.host.world.borrow_mut().read_moved = Some((key(0), body(64_000, 0)));
+        assert!(table.tree().compact_one(true).unwrap());
+    }
+    assert!(table.host.world.borrow().read_moved.is_none(), "moved by a merge");
+    assert_eq!(table.get(&key(0)), Some(body(64_000, 0)));
+}
+
 #[test]
 fn a_row_in_a_memtable_keeps_its_extent() {
     let mut table = Table::new();

@@ -232,6 +232,7 @@ impl Host for TestHost {
     fn paused(&self, tree: &Tree<'_, Self>, at: Pause) {
         steps::in_between(tree, at);
         scenarios::evicting(tree, at);
+        scenarios::moving(tree, at);
         let installs = matches!(at, Pause::FlushIndexed | Pause::MergeIndexed | Pause::Described | Pause::Sunk);
         if installs && self.world.borrow_mut().fault("install").is_err() {
             tree.shared.refuses.store(1, SeqCst);

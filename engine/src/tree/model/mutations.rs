@@ -21,7 +21,7 @@ use crate::interleave::Order;
 use crate::key_index::{IndexEntry, KeyIndex};
 use crate::mutation::{with, Mutation, Mutation::*, ALL};
 use crate::tree::interleaved::pins;
-use crate::tree::value_tests::an_extent_waits_for_the_writer_who_has_taken_pages_of_it;
+use crate::tree::value_tests::*;
 use crate::tree::Direction;
 use crate::types::{L0Id, RowBuf, Verdict};
 use loosekv_shm::ThreadLatch;
@@ -93,6 +93,7 @@ const TABLE: &[(Mutation, By)] = &[
     (I16MemtablesIgnored, Model(Calm)),
     (I16WriterNotAwaited, Scenario(an_extent_waits_for_the_writer_who_has_taken_pages_of_it)),
     (I16PinnedIgnored, Model(Calm)),
+    (I16CurrentIgnored, Scenario(an_extent_waits_for_the_run_that_does_without_it)),
     (I17GenerationLost, Model(Calm)),
     (I17TornTailBelieved, Simulator),
     (I18SyncTriedAgain, Simulator),

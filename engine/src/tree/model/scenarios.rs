@@ -78,6 +78,21 @@ pub(super) fn evicting(tree: &Tree<'_, TestHost>, at: Pause) {
     }
 }
 
+/// A merge has flipped, and is yet to install its run: others take pages for values, and read one of those that it has moved.
+pub(super) fn moving(tree: &Tree<'_, TestHost>, at: Pause) {
+    if at != Pause::MergeCommitted {
+        return;
+    }
+    let Some((key, body)) = tree.host.world.borrow_mut().read_moved.take() else { return };
+    let writer = tree.host.world.borrow().next_writer;
+    let other = vec![b'o'; body.len()];
+    let rows: Vec<_> = (0..40).map(|i| (format!("other {i}"), Some(&other))).collect();
+    write(tree, writer, Fate::Committed, &borrowed(&rows));
+    let mut out = RowBuf::default();
+    let found = tree.find(&key, |_, _| Verdict::Take, &mut out).unwrap();
+    assert!(found.taken && out.body == body, "what the current runs point to was used again");
+}
+
 impl Run {
     pub(super) fn flush(&self, writer: u64, rows: Rows<'_>) {
         flush(&self.tree(), writer, rows).unwrap();

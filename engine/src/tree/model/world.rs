@@ -118,6 +118,8 @@ pub(in crate::tree) struct World {
     pub to_come: u64,
     /// Who evicts meets a rebuild, and a read of this key.
     pub read_evicted: Option<Vec<u8>>,
+    /// Whoever has flipped to a merge's run meets a writer of large values, and a read of this key.
+    pub read_moved: Option<(Vec<u8>, Vec<u8>)>,
     /// What is going on, for what may be done in between.
     pub flushing: bool,
     pub merging: bool,
@@ -160,6 +162,7 @@ impl World {
             keys: 1,
             to_come: 0,
             read_evicted: None,
+            read_moved: None,
             flushing: false,
             merging: false,
             appending: false,
