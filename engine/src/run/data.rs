@@ -33,7 +33,9 @@
 //! format 2.
 
 use super::bytes::{narrow_at, put_narrow, shared_prefix, u16_at, u32_at, u64_at, width_of};
+use super::reader::REST_LINES;
 use crate::bytes::{get_varint, put_varint, varint_len};
+use crate::cpu::LINE;
 use crate::error::{Error, Result};
 use crate::page::{CAPACITY, CONTENT};
 use crate::types::{Flags, Head, PageNo, RowId, RowRef, Writer};
@@ -394,13 +396,28 @@ impl Layout {
     /// The row with this row id.
     pub fn find_row(&self, image: &[u8], row_id: RowId) -> Result<Option<usize>> {
         let Some(delta) = row_id.0.checked_sub(self.base.row_id.0) else { return Ok(None) };
-        for i in 0..self.rows {
+        let found = |i: usize| {
             let found = narrow_at(image, self.numbers_at + i * self.head_len, self.row_id_width);
-            if found.ok_or_else(|| self.malformed(i))? == delta {
+            found.ok_or_else(|| self.malformed(i))
+        };
+        // Where rows have come in the order of their keys, and none between them went elsewhere.
+        let guess = usize::try_from(delta).unwrap_or(usize::MAX);
+        if guess < self.rows && found(guess)? == delta {
+            return Ok(Some(guess));
+        }
+        for i in 0..self.rows {
+            if found(i)? == delta {
                 return Ok(Some(i));
             }
         }
         Ok(None)
+    }
+
+    /// The places where row `i` is, as far as the image has it, and what its key is compared by with that of the row before.
+    pub(super) fn places_of(&self, image: &[u8], i: usize) -> impl Iterator<Item = usize> {
+        let (start, end) = self.span(image, i).unwrap_or_default();
+        let last = end.min(start + REST_LINES * LINE).saturating_sub(1).max(start);
+        [HEADER + HEAD * i].into_iter().chain((start..last).step_by(LINE)).chain([last])
     }
 }
 

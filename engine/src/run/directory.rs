@@ -19,6 +19,7 @@ use super::PageSink;
 use crate::error::{Error, Result};
 use crate::page::{CAPACITY, CONTENT};
 use crate::types::{PageNo, RowId};
+use std::ops::RangeInclusive;
 
 const HEADER: usize = 40;
 const SLOPE_BITS: u32 = 20;
@@ -337,8 +338,30 @@ impl<'a> Directory<'a> {
         self.try_search(row).ok_or_else(|| Error::page(self.page, CONTENT, "malformed directory page"))
     }
 
+    /// Between which entries the first one above `row` is: the straight line tells, but for how far entries may be off it.
+    #[inline]
+    fn around(&self, row: RowId) -> (usize, usize) {
+        let most_off = u64::MAX.checked_shr(u64::BITS - self.residual_bits).unwrap_or(0);
+        let off = row.0.wrapping_sub(self.base).wrapping_sub(self.bias as u64) as i64;
+        // The first entry where the line is above this.
+        let first_above = |id: i64| {
+            let Ok(next) = u64::try_from(id.saturating_add(1)) else { return 0 };
+            match next.leading_zeros() > SLOPE_BITS && self.slope > 0 {
+                true => (next << SLOPE_BITS).div_ceil(self.slope).min(self.entries as u64) as usize,
+                false => self.entries,
+            }
+        };
+        let low = i64::try_from(most_off).map_or(0, |most_off| first_above(off.saturating_sub(most_off)));
+        (low, first_above(off).max(low))
+    }
+
+    /// The row ids on a leaf: of a row id from the first of them to the last no other page knows anything.
+    pub fn span(&self) -> Result<RangeInclusive<RowId>> {
+        Ok(self.row(0)?..=self.row(self.entries.saturating_sub(1))?)
+    }
+
     fn try_search(&self, row: RowId) -> Option<Option<u32>> {
-        let (mut low, mut high) = (0, self.entries);
+        let (mut low, mut high) = self.around(row);
         while low < high {
             let middle = (low + high) / 2;
             if self.id(middle)? <= row.0 {

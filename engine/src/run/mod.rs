@@ -36,7 +36,7 @@ pub(crate) use bytes::shared_prefix;
 pub use cursor::RunCursor;
 pub use data::{Spot, MAX_ROW};
 pub use footer::{Footer, RunShape};
-pub use reader::{Cut, Run, Scratch};
+pub use reader::{Cut, Leaf, OnPage, Run, Scratch};
 pub use writer::RunWriter;
 
 use crate::error::Result;

@@ -7,16 +7,19 @@ use super::data::{Contents, Layout, COMPRESSED, CONTINUED, CONTINUES};
 use super::directory::Directory;
 use super::fence::Fence;
 use super::{keys, pack, Footer, PageSource, RunShape};
-use crate::cpu::LINE;
+use crate::cpu::{prefetch, LINE};
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::mutation::{on, Mutation::CutRowsShown};
 use crate::page::{PageBuf, PageKind, CONTENT};
 use crate::pieces::Pieces;
 use crate::types::{ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
+use std::ops::RangeInclusive;
 
 /// Lines of a page that are fetched at once where the rest of a row is.
 pub(super) const REST_LINES: usize = 4;
+/// Lines of a data page that are fetched before a row is looked for: its head, and the numbers of most pages.
+const HEAD_LINES: usize = 6;
 
 /// A run as the manifest describes it.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +36,23 @@ pub struct Cut {
     pub key: Vec<u8>,
     /// So many data pages, from the first on, have been given back.
     pub pages: u32,
+}
+
+/// A leaf of a run's row directory.
+pub struct Leaf<P> {
+    page: P,
+    no: PageNo,
+    span: RangeInclusive<RowId>,
+}
+
+/// A data page that has been read for one of its rows.
+pub struct OnPage<P> {
+    index: u32,
+    page: P,
+    no: PageNo,
+    seq: ExtentSeq,
+    /// Place of the row, if that is known.
+    slot: Option<usize>,
 }
 
 /// Working space of look-ups, owned by the caller and used again from call to call.
@@ -204,28 +224,99 @@ impl<'a> Run<'a> {
         out: &mut RowBuf,
     ) -> Result<Option<bool>> {
         let Some(index) = self.page_left_of_row(source, row, scratch)? else { return Ok(None) };
+        self.touch_head(source, index);
         let (page, no, seq) = self.read(source, index)?;
         page.touch();
         scratch.pages_read += 1;
-        let part = scratch.unpacked.image(&page, no, seq)?;
-        let layout = Layout::parse(no, part.bytes, part.missing)?;
-        let Some(slot) = layout.find_row(part.bytes, row)? else {
-            return Err(Error::page(no, CONTENT, format!("row {row} is not where the directory says")));
+        self.row_on(source, &OnPage { index, page, no, seq, slot: None }, row, scratch, out)
+    }
+
+    /// As [`Run::page_left_of_row`], but by the leaf of the run's directory that was looked at last, if the row id is there. Begins to
+    /// fetch what is looked at first of the data page.
+    pub fn page_by_leaf<S: PageSource>(
+        &self,
+        source: &S,
+        row: RowId,
+        scratch: &mut Scratch,
+        leaf: &mut Option<Leaf<S::Page>>,
+    ) -> Result<Option<u32>> {
+        if row < self.shape.min_row || row > self.shape.max_row || self.shape.rows == 0 {
+            return Ok(None);
+        }
+        let index = match leaf.as_ref().filter(|leaf| leaf.span.contains(&row)) {
+            Some(leaf) => {
+                let directory = Directory::parse(leaf.no, leaf.page.contents())?;
+                directory.search(row)?.map(|child| self.data_index(leaf.no, child)).transpose()?
+            }
+            None => self.page_of_row_in(source, row, scratch, leaf)?,
+        };
+        let index = index.filter(|index| *index >= self.first_page());
+        if let Some(index) = index {
+            self.touch_head(source, index);
+        }
+        Ok(index)
+    }
+
+    #[inline]
+    fn touch_head<S: PageSource>(&self, source: &S, index: u32) {
+        self.touch(source, index, (0..HEAD_LINES).map(|line| line * LINE));
+    }
+
+    /// Reads the page of a row, and begins to fetch the row.
+    pub fn find_on_page<S: PageSource>(
+        &self,
+        source: &S,
+        index: u32,
+        row: RowId,
+        scratch: &mut Scratch,
+    ) -> Result<OnPage<S::Page>> {
+        let (page, no, seq) = self.read(source, index)?;
+        scratch.pages_read += 1;
+        let mut slot = None;
+        if page.flags() & COMPRESSED == 0 {
+            let contents = page.expect(no, PageKind::Data, seq)?;
+            let Contents { image, missing, .. } = Contents::parse(no, contents, page.flags())?;
+            let layout = Layout::parse(no, image, missing)?;
+            slot = layout.find_row(image, row)?;
+            if let Some(slot) = slot {
+                layout.places_of(image, slot).for_each(|place| prefetch(image.as_ptr().wrapping_add(place)));
+            }
+        }
+        Ok(OnPage { index, page, no, seq, slot })
+    }
+
+    /// As [`Run::by_row`], of a row whose page has been read.
+    pub fn row_on<S: PageSource>(
+        &self,
+        source: &S,
+        on: &OnPage<S::Page>,
+        row: RowId,
+        scratch: &mut Scratch,
+        out: &mut RowBuf,
+    ) -> Result<Option<bool>> {
+        let part = scratch.unpacked.image(&on.page, on.no, on.seq)?;
+        let layout = Layout::parse(on.no, part.bytes, part.missing)?;
+        let slot = if on.slot.is_some() { on.slot } else { layout.find_row(part.bytes, row)? };
+        let Some(slot) = slot else {
+            return Err(Error::page(on.no, CONTENT, format!("row {row} is not where the directory says")));
         };
         let (suffix, head, body) = if layout.is_cut(part.bytes, slot) {
             scratch.pages_read += 1;
-            self.join(source, index, &layout, part, false, &mut scratch.joined)?;
+            self.join(source, on.index, &layout, part, false, &mut scratch.joined)?;
             layout.joined_row(part.bytes, &scratch.joined)?
         } else {
             layout.row(part.bytes, slot)?
         };
-        scratch.key.clear();
-        scratch.key.extend_from_slice(layout.prefix(part.bytes));
-        scratch.key.extend_from_slice(suffix);
-        if self.lacks(&scratch.key) {
+        let prefix = layout.prefix(part.bytes);
+        out.key.clear();
+        out.key.extend_from_slice(prefix);
+        out.key.extend_from_slice(suffix);
+        if self.lacks(&out.key) {
             return Ok(None);
         }
-        out.set(&RowRef { key: &scratch.key, head, body });
+        out.head = head;
+        out.body.clear();
+        out.body.extend_from_slice(body);
         let newest = match slot.checked_sub(1) {
             Some(before) => !layout.is_same_key(part.bytes, before, slot)?,
             None => part.flags & CONTINUES == 0,
@@ -254,6 +345,17 @@ impl<'a> Run<'a> {
         row: RowId,
         scratch: &mut Scratch,
     ) -> Result<Option<u32>> {
+        self.page_of_row_in(source, row, scratch, &mut None)
+    }
+
+    /// The same; keeps the leaf that tells it.
+    fn page_of_row_in<S: PageSource>(
+        &self,
+        source: &S,
+        row: RowId,
+        scratch: &mut Scratch,
+        leaf: &mut Option<Leaf<S::Page>>,
+    ) -> Result<Option<u32>> {
         let Some(top) = self.shape.directory_pages.checked_sub(1) else {
             return Err(Error::Invalid("the run has no row directory".into()));
         };
@@ -265,6 +367,8 @@ impl<'a> Run<'a> {
             check_level(no, level, directory.level)?;
             let Some(child) = directory.search(row)? else { return Ok(None) };
             if directory.level == 0 {
+                let span = directory.span()?;
+                *leaf = Some(Leaf { page, no, span });
                 return self.data_index(no, child).map(Some);
             }
             (index, level) = (child, Some(directory.level));

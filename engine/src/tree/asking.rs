@@ -41,6 +41,14 @@ impl Asking {
         self.until = (next + self.window).min(keys).max(from);
         from..self.until
     }
+
+    /// How many keys may be read at once from this one on, of so many: others are on their way meanwhile.
+    pub fn at_once(&self, number: usize, most: usize) -> usize {
+        match self.window {
+            0 => most,
+            _ => (self.until.saturating_sub(number) / 2).clamp(1, most.max(1)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -76,6 +84,22 @@ mod tests {
         assert_eq!(until, 200);
         assert!(asked.iter().any(|range| range.len() > MOST / 2));
         assert!(asked.iter().filter(|range| !range.is_empty()).count() < 20, "{asked:?}");
+    }
+
+    #[test]
+    fn keys_are_read_at_once_that_were_asked_for_before() {
+        let (mut asking, mut fetched, mut number, mut until) = (Asking::default(), 0, 0, 0);
+        while number < 500 {
+            until = asking.come_to(number, 500, fetched).end.max(until);
+            let count = asking.at_once(number, if number == 0 { 1 } else { 100 });
+            assert!(number == 0 || number + count <= until.max(number + 1), "{number} {count} {until}");
+            assert!(
+                number < 100 || until == 500 || (until - number - count >= 8 && count >= 8),
+                "{number} {count} {until}"
+            );
+            (number, fetched) = (number + count, fetched + count as u64);
+        }
+        assert_eq!(Asking::default().at_once(7, 100), 100);
     }
 
     #[test]

@@ -46,7 +46,9 @@ impl<H: Host> Tree<'_, H> {
         if view.memtables().any(|generation| generation.table.by_row(row).is_some()) {
             return Ok(Some(Place { run: None, page: 0 }));
         }
-        let found = self.in_runs(&view, row, |run, pages, scratch| run.page_left_of_row(pages, row, scratch))?;
+        let look =
+            |run: &Run<'_>, pages: &Pages<'_, H>, scratch: &mut Scratch| run.page_left_of_row(pages, row, scratch);
+        let found = SCRATCH.with_borrow_mut(|scratch| self.in_runs(&view, row, scratch, look))?;
         Ok(found.map(|(at, page)| Place { run: Some(at), page }))
     }
 
@@ -54,10 +56,11 @@ impl<H: Host> Tree<'_, H> {
     pub fn ask_for_row(&self, row: RowId) -> Result<()> {
         let view = self.pin();
         if view.memtables().all(|generation| generation.table.by_row(row).is_none()) {
-            self.in_runs(&view, row, |run, pages, scratch| {
+            let ask = |run: &Run<'_>, pages: &Pages<'_, H>, scratch: &mut Scratch| {
                 let page = run.page_left_of_row(pages, row, scratch)?;
                 Ok(page.map(|page| run.prefetch(pages, page..page.saturating_add(1))))
-            })?;
+            };
+            SCRATCH.with_borrow_mut(|scratch| self.in_runs(&view, row, scratch, ask))?;
         }
         Ok(())
     }
@@ -73,7 +76,11 @@ impl<H: Host> Tree<'_, H> {
     }
 
     pub(super) fn find_row_in(&self, view: &SuperVersion, row: RowId, out: &mut RowBuf) -> Result<bool> {
-        Ok(self.logged_row(view, row, out)? || self.row_in_runs(view, row, out)?.is_some())
+        if self.logged_row(view, row, out)? {
+            return Ok(true);
+        }
+        let found = SCRATCH.with_borrow_mut(|scratch| self.row_in_runs(view, row, scratch, out))?;
+        Ok(found.is_some())
     }
 
     /// As [`Tree::find_row`]; a version that is the newest of its key is shown to `see`, so that no look-up by key is needed.
@@ -82,8 +89,9 @@ impl<H: Host> Tree<'_, H> {
         let alone = if self.logged_row(&view, row, out)? {
             None
         } else {
-            let Some((at, newest)) = self.row_in_runs(&view, row, out)? else { return Ok(Looked::Gone) };
-            (newest && self.is_newest_in(&view, at, &out.key)).then(|| view.runs.get(at)).flatten()
+            let found = SCRATCH.with_borrow_mut(|scratch| self.row_in_runs(&view, row, scratch, out))?;
+            let Some((at, newest)) = found else { return Ok(Looked::Gone) };
+            (newest && self.is_newest_in(&view, at, &out.key, &mut None)).then(|| view.runs.get(at)).flatten()
         };
         if let Some(run) = alone {
             see(&out.head, &Hint::of_run(run));
@@ -92,7 +100,7 @@ impl<H: Host> Tree<'_, H> {
         Ok(if alone.is_some() { Looked::Alone } else { Looked::Found })
     }
 
-    fn logged_row(&self, view: &SuperVersion, row: RowId, out: &mut RowBuf) -> Result<bool> {
+    pub(super) fn logged_row(&self, view: &SuperVersion, row: RowId, out: &mut RowBuf) -> Result<bool> {
         for generation in view.memtables() {
             if let Some(node) = generation.table.by_row(row) {
                 return self.copy_logged(generation, &node, out).map(|()| true);
@@ -102,8 +110,14 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Place of the run that has it, and whether it is the newest of its key there.
-    fn row_in_runs(&self, view: &SuperVersion, row: RowId, out: &mut RowBuf) -> Result<Option<(usize, bool)>> {
-        self.in_runs(view, row, |run, pages, scratch| run.by_row(pages, row, scratch, out))
+    pub(super) fn row_in_runs(
+        &self,
+        view: &SuperVersion,
+        row: RowId,
+        scratch: &mut Scratch,
+        out: &mut RowBuf,
+    ) -> Result<Option<(usize, bool)>> {
+        self.in_runs(view, row, scratch, |run, pages, scratch| run.by_row(pages, row, scratch, out))
     }
 
     /// What `look` finds in a run that may have the row id, and the run's place.
@@ -111,30 +125,30 @@ impl<H: Host> Tree<'_, H> {
         &self,
         view: &SuperVersion,
         row: RowId,
+        scratch: &mut Scratch,
         mut look: impl FnMut(&Run<'_>, &Pages<'_, H>, &mut Scratch) -> Result<Option<R>>,
     ) -> Result<Option<(usize, R)>> {
         let pages = Pages(&self.host);
-        SCRATCH.with_borrow_mut(|scratch| {
-            for (at, desc) in view.runs.iter().enumerate() {
-                if row < desc.shape.min_row || row > desc.shape.max_row {
-                    continue;
-                }
-                self.host.saw(Saw::Run, 1);
-                if let Some(found) = look(&desc.run(), &pages, scratch)? {
-                    return Ok(Some((at, found)));
-                }
+        for (at, desc) in view.runs.iter().enumerate() {
+            if row < desc.shape.min_row || row > desc.shape.max_row {
+                continue;
             }
-            Ok(None)
-        })
+            self.host.saw(Saw::Run, 1);
+            if let Some(found) = look(&desc.run(), &pages, scratch)? {
+                return Ok(Some((at, found)));
+            }
+        }
+        Ok(None)
     }
 
-    /// Whether no memtable and no newer run has a version of the key, which the run at this place has.
-    fn is_newest_in(&self, view: &SuperVersion, at: usize, key: &[u8]) -> bool {
+    /// Whether no memtable and no newer run has a version of the key, which the run at this place has. `once`: what is known of whether
+    /// the superversion's runs have each key once.
+    pub(super) fn is_newest_in(&self, view: &SuperVersion, at: usize, key: &[u8], once: &mut Option<bool>) -> bool {
         if view.memtables().any(|generation| generation.table.newest(key).is_some()) {
             return false;
         }
         self.pause(Pause::MemtablesRead);
-        if at == 0 || on(RowTakenForAlone) || self.has_each_key_once(view) {
+        if at == 0 || on(RowTakenForAlone) || *once.get_or_insert_with(|| self.has_each_key_once(view)) {
             return true;
         }
         let Some(entry) = self.shared.index.get(key) else { return false };

@@ -6,6 +6,7 @@
 //! | `live_options` | options, which may change meanwhile |
 //! | `version` | superversions and their pins |
 //! | `write`, `read`, `scan` | what statements do |
+//! | `by_row`, `together` | reading by row id, one row or several at once |
 //! | `flush`, `compact`, `indexing` | what happens in the background |
 //! | `retention`, `pick` | their decisions, pure |
 //! | `stale` | values that a merge drops early, for the key index knows a newer version |
@@ -59,6 +60,7 @@ mod slices;
 mod sources;
 mod stale;
 mod survey;
+mod together;
 mod value_log;
 mod value_space;
 #[cfg(test)]

@@ -80,7 +80,7 @@ pub fn abandon<T>(value: T) {
 }
 
 /// How many of the buffers a process may keep pinned: half of an equal share.
-fn most() -> usize {
+pub fn most() -> usize {
     // SAFETY: set at server start.
     let (buffers, backends) = unsafe { (pg_sys::NBuffers, pg_sys::MaxBackends) };
     usize::try_from(buffers / backends.max(1) / 2).unwrap_or(0).min(MOST)

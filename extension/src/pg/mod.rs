@@ -12,6 +12,7 @@ pub mod error;
 pub mod exit;
 pub mod file_copy;
 pub mod hooks;
+pub mod index_ahead;
 pub mod index_am;
 pub mod index_scan;
 pub mod owned;

@@ -17,7 +17,7 @@ pub fn watches(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot) -> bool {
     }
 }
 
-fn serializable() -> bool {
+pub fn serializable() -> bool {
     // SAFETY: a plain variable of this process.
     unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32 }
 }

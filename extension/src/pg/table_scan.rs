@@ -1,5 +1,6 @@
 //! The table access method's callbacks that read.
 
+use super::index_ahead::IndexAhead;
 use super::owned::Owned;
 use super::{slots, ssi, statistics, xact};
 use crate::table::by_row::ByRow;
@@ -7,9 +8,10 @@ use crate::table::mvcc::{Sight, View};
 use crate::table::scan::{Pieces, TableScan};
 use crate::table::{bitmap, by_row, recent, splits, tid, unread, Open};
 use loosekv_engine::error::Result;
+use loosekv_engine::host::Host;
 use loosekv_engine::run::Spot;
 use loosekv_engine::tree::Direction;
-use loosekv_engine::types::{RowBuf, RowRef};
+use loosekv_engine::types::{RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{ItemPointer, Relation, Snapshot, TableScanDesc, TupleTableSlot};
 use pgrx::prelude::*;
@@ -356,10 +358,17 @@ pub struct Fetch {
     state: *mut Owned<FetchState>,
 }
 
+#[derive(Default)]
 pub struct FetchState {
     /// Opened when a row is first looked up here: a scan of our key has the table open itself.
     open: Option<Open>,
     by_row: ByRow,
+    /// The scan of an index that is not ours, if its next rows can be told.
+    ahead: Option<IndexAhead>,
+    /// Rows to be read together.
+    together: Vec<RowId>,
+    /// How many pages had been fetched when rows were read last.
+    fetched: Option<u64>,
     /// A row that our own index has found, and decided to be visible, for the next fetch.
     found: Option<(*const Open, Expected)>,
 }
@@ -370,6 +379,31 @@ enum Expected {
 }
 
 impl FetchState {
+    fn rewind(&mut self) {
+        self.found = None;
+        self.by_row.forget_ahead();
+        if let Some(ahead) = &mut self.ahead {
+            ahead.rewind();
+        }
+    }
+
+    /// Reads this row and those that the scan will name next together, where that can be done.
+    fn read_together(&mut self, view: &mut View, snapshot: Snapshot, tid: &pg_sys::ItemPointerData) -> Result<()> {
+        let (Some(open), Some(ahead)) = (&self.open, &mut self.ahead) else { return Ok(()) };
+        if !view.may_look_ahead() || self.by_row.is_ahead(snapshot, tid) {
+            return Ok(());
+        }
+        ahead.rows_from(tid, &mut self.together);
+        let before = self.fetched.replace(open.tree.host.pages_fetched());
+        if self.together.len() > 1 {
+            if before != self.fetched {
+                self.together.iter().try_for_each(|row| open.tree.ask_for_row(*row))?;
+            }
+            self.by_row.read_together(open, view, snapshot, self.together.iter().copied())?;
+        }
+        Ok(())
+    }
+
     /// The scan of our key has found this row.
     ///
     /// # Safety
@@ -403,7 +437,7 @@ pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::Index
     unsafe {
         let fetch = pg_sys::palloc0(size_of::<Fetch>()).cast::<Fetch>();
         (*fetch).base.rel = rel;
-        (*fetch).state = Owned::new(FetchState { open: None, by_row: ByRow::default(), found: None });
+        (*fetch).state = Owned::new(FetchState::default());
         fetch.cast()
     }
 }
@@ -411,7 +445,7 @@ pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::Index
 #[pg_guard]
 pub unsafe extern "C-unwind" fn fetch_reset(fetch: *mut pg_sys::IndexFetchTableData) {
     // SAFETY: made by `fetch_begin`.
-    unsafe { fetch_state(fetch).found = None }
+    unsafe { fetch_state(fetch).rewind() }
 }
 
 #[pg_guard]
@@ -496,8 +530,14 @@ unsafe fn fetch_by_row(
     // SAFETY: by the contract.
     unsafe {
         let (rel, state) = ((*fetch).rel, fetch_state(fetch));
-        let open = state.open.get_or_insert_with(|| Open::new(rel));
+        if state.open.is_none() {
+            state.open = Some(Open::new(rel));
+            state.ahead = IndexAhead::of(fetch);
+        }
         let mut view = View::new(rel, snapshot);
+        let read = state.read_together(&mut view, snapshot, &*tid);
+        let Some(open) = &state.open else { return false };
+        open.ok(read);
         let sight = state.by_row.fetch(open, &mut view, snapshot, &*tid);
         let sight = open.ok(sight);
         if sight == Sight::Seen {

@@ -4,12 +4,17 @@
 //! time here, further ahead, once the scan has had to wait for pages.
 
 use super::{tid, Open};
+use crate::host::pins;
 use loosekv_engine::error::Result;
 use loosekv_engine::host::Host;
 use loosekv_engine::tree::Asking;
 use loosekv_engine::types::RowId;
 use pgrx::pg_sys;
 use std::collections::VecDeque;
+use std::ops::Range;
+
+/// How many rows are read together, at most: first one, then ever more, for the scan may not want all.
+const MOST: usize = 32;
 
 /// The rows that one page of a bitmap names, a virtual block: those at the offsets, or (`None`) any in it. An offset that no row can have
 /// names none.
@@ -47,6 +52,9 @@ pub struct BitmapAhead {
     first: usize,
     /// How many entries the scan has come to.
     at: usize,
+    /// Entries before this one have been read, or are about to be; and how many together.
+    read: usize,
+    together: usize,
     asking: Asking,
 }
 
@@ -60,6 +68,8 @@ impl BitmapAhead {
             rows: VecDeque::new(),
             first: 0,
             at: 0,
+            read: 0,
+            together: 0,
             asking: Asking::default(),
         }
     }
@@ -86,34 +96,53 @@ impl BitmapAhead {
             self.rows.clear();
             self.rows.extend(entries(block, offsets));
             self.first = self.at;
+            self.read = self.at;
         }
     }
 
-    /// The scan comes to its next entry.
+    /// The scan comes to its next entry. Which entries are to be read together, from this one on: none, if it has been read, or `together`
+    /// is not allowed.
     #[inline]
-    pub fn step(&mut self, open: &Open) -> Result<()> {
-        let end = if self.is_shared() { self.first + self.rows.len() } else { usize::MAX };
-        let wanted = self.asking.come_to(self.at, end, open.tree.host.pages_fetched());
+    pub fn step(&mut self, open: &Open, together: bool) -> Result<Range<usize>> {
+        let number = self.at;
         self.at += 1;
-        match wanted.is_empty() {
-            true => Ok(()),
-            false => self.ask_for(open, wanted),
+        if number < self.read {
+            return Ok(0..0);
         }
+        let end = if self.is_shared() { self.first + self.rows.len() } else { usize::MAX };
+        let wanted = self.asking.come_to(number, end, open.tree.host.pages_fetched());
+        if !wanted.is_empty() {
+            self.reach(number, wanted.end);
+            self.rows_in(wanted).try_for_each(|row| open.tree.ask_for_row(row))?;
+        }
+        if !together {
+            return Ok(0..0);
+        }
+        self.together = (2 * self.together).clamp(1, MOST.min(pins::most()).max(1));
+        let until = number + self.asking.at_once(number, self.together);
+        self.reach(number, until);
+        self.read = until.min(self.first + self.rows.len());
+        Ok(number..self.read)
     }
 
-    fn ask_for(&mut self, open: &Open, wanted: std::ops::Range<usize>) -> Result<()> {
+    /// The rows that these entries name.
+    pub fn rows_in(&self, entries: Range<usize>) -> impl Iterator<Item = RowId> + '_ {
+        let from = entries.start.saturating_sub(self.first).min(self.rows.len());
+        let until = entries.end.saturating_sub(self.first).min(self.rows.len());
+        self.rows.range(from..until.max(from)).copied().flatten()
+    }
+
+    /// Goes on until the entries before `end` are known, if there are so many; forgets those before `number`.
+    fn reach(&mut self, number: usize, end: usize) {
         loop {
             // The scan may have gone far until it had to wait.
-            let gone = wanted.start.saturating_sub(self.first).min(self.rows.len());
+            let gone = number.saturating_sub(self.first).min(self.rows.len());
             self.rows.drain(..gone);
             self.first += gone;
-            if self.first + self.rows.len() >= wanted.end || !self.take_page() {
+            if self.first + self.rows.len() >= end || !self.take_page() {
                 break;
             }
         }
-        let count = wanted.len().min(self.rows.len());
-        self.first += count;
-        self.rows.drain(..count).flatten().try_for_each(|row| open.tree.ask_for_row(row))
     }
 
     /// The next page of the bitmap. False: there is none.

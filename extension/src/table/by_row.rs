@@ -12,6 +12,35 @@ use pgrx::pg_sys;
 pub struct ByRow {
     pub row: RowBuf,
     scratch: RowBuf,
+    ahead: Ahead,
+}
+
+/// Rows that were read together, and are asked for in this order.
+#[derive(Default)]
+struct Ahead {
+    rows: Vec<RowId>,
+    read: Vec<RowBuf>,
+    /// How they stand to the snapshot, as far as that was said.
+    sights: Vec<Option<Sight>>,
+    next: usize,
+    /// The snapshot, and the command that it stood at.
+    seen_by: Option<(pg_sys::Snapshot, pg_sys::CommandId)>,
+}
+
+impl Ahead {
+    fn is_seen_by(&self, snapshot: pg_sys::Snapshot) -> bool {
+        // SAFETY: who fetches has a valid snapshot.
+        self.seen_by.is_some_and(|(of, command)| of == snapshot && unsafe { (*snapshot).curcid } == command)
+    }
+
+    /// The row and how it stands, if it was read and comes next; it is not read any more then.
+    fn take(&mut self, row: RowId, out: &mut RowBuf) -> Option<Option<Sight>> {
+        let at = self.next + self.rows.get(self.next..)?.iter().position(|read| *read == row)?;
+        let known = *self.sights.get(at)?;
+        std::mem::swap(out, self.read.get_mut(at)?);
+        self.next = at + 1;
+        Some(known)
+    }
 }
 
 impl ByRow {
@@ -24,11 +53,51 @@ impl ByRow {
         tid: &pg_sys::ItemPointerData,
     ) -> Result<Sight> {
         let Some(row) = mvcc::row_id_of_tid(tid) else { return Ok(Sight::Gone) };
+        if self.ahead.is_seen_by(snapshot) {
+            match self.ahead.take(row, &mut self.row) {
+                Some(Some(sight)) => return Ok(sight),
+                Some(None) => return view.look_at(open, &self.row, &mut self.scratch),
+                None => {}
+            }
+        }
         let sight = view.look_by_row(open, row, &mut self.row, &mut self.scratch)?;
         if view.is_mvcc() && sight != Sight::Gone {
             ssi::read_key(open.rel, &self.row.key, snapshot);
         }
         Ok(sight)
+    }
+
+    /// Reads rows that will be fetched next, in this order, if they may be. For [`View::may_look_ahead`].
+    pub fn read_together(
+        &mut self,
+        open: &Open,
+        view: &mut View,
+        snapshot: pg_sys::Snapshot,
+        rows: impl Iterator<Item = RowId>,
+    ) -> Result<()> {
+        let Ahead { rows: ahead, read, sights, next, seen_by } = &mut self.ahead;
+        // SAFETY: as for `is_seen_by`.
+        *seen_by = Some((snapshot, unsafe { (*snapshot).curcid }));
+        *next = 0;
+        ahead.clear();
+        ahead.extend(rows);
+        read.resize_with(ahead.len().max(read.len()), RowBuf::default);
+        sights.resize(ahead.len(), None);
+        let done = view.look_by_rows(open, ahead, read, sights);
+        ahead.truncate(*done.as_ref().unwrap_or(&0));
+        done.map(|_| ())
+    }
+
+    /// Whether the next row to be fetched is this one, and was read ahead.
+    pub fn is_ahead(&self, snapshot: pg_sys::Snapshot, tid: &pg_sys::ItemPointerData) -> bool {
+        let next = self.ahead.rows.get(self.ahead.next);
+        next.is_some_and(|next| tid::to_row(tid) == Some(*next)) && self.ahead.is_seen_by(snapshot)
+    }
+
+    /// Forgets what was read and not fetched.
+    pub fn forget_ahead(&mut self) {
+        self.ahead.rows.clear();
+        self.ahead.seen_by = None;
     }
 
     /// The same by row id, for those who go through many and have marked the table as read.

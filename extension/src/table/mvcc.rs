@@ -202,6 +202,12 @@ impl View {
         self.kind == Kind::Mvcc
     }
 
+    /// Whether rows may be looked at before they are asked for: what the snapshot sees does not change, and nobody has to know what it
+    /// was asked.
+    pub fn may_look_ahead(&self) -> bool {
+        self.is_mvcc() && !ssi::serializable()
+    }
+
     pub fn is_dirty(&self) -> bool {
         self.kind == Kind::Dirty
     }
@@ -388,6 +394,29 @@ impl View {
             }
             Looked::Found => self.look_at(open, out, scratch),
         }
+    }
+
+    /// As [`View::look_by_row`] for several rows, for who [may look ahead](View::may_look_ahead). How many were looked at. Of some it is
+    /// left to [`View::look_at`] how they stand: `None`.
+    pub fn look_by_rows(
+        &mut self,
+        open: &Open,
+        rows: &[RowId],
+        out: &mut [RowBuf],
+        sights: &mut [Option<Sight>],
+    ) -> Result<usize> {
+        let mut sights = sights.iter_mut();
+        open.tree.look_at_rows(rows, out, |row, looked, hint| {
+            let sight = match (looked, hint) {
+                (Looked::Gone, _) => Some(Sight::Gone),
+                (Looked::Alone, _) if row.head.flags.is_tombstone() => Some(Sight::Hidden),
+                (Looked::Alone, Some(hint)) => Some(self.look_at_itself(&row.head, hint, None)),
+                _ => None,
+            };
+            if let Some(place) = sights.next() {
+                *place = sight;
+            }
+        })
     }
 
     /// How one row version, found by its row id, stands to this snapshot.

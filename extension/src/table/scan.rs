@@ -77,6 +77,7 @@ impl TableScan {
         self.at = None;
         self.entry = 0;
         self.block = None;
+        self.by_row.forget_ahead();
         if let Some(ahead) = &mut self.ahead {
             ahead.rewind();
         }
@@ -168,7 +169,11 @@ impl TableScan {
         while let Some(row) = bitmap::entry_of(block, offsets, self.entry) {
             self.entry += 1;
             if let Some(ahead) = &mut self.ahead {
-                ahead.step(&self.open)?;
+                let together = ahead.step(&self.open, self.view.may_look_ahead())?;
+                if !together.is_empty() {
+                    let rows = ahead.rows_in(together);
+                    self.by_row.read_together(&self.open, &mut self.view, self.snapshot, rows)?;
+                }
             }
             let Some(row) = row else { continue };
             let tid = tid::from_row(row);

@@ -56,7 +56,10 @@ pub(super) fn in_between(tree: &T<'_>, at: Pause) {
             9 if world_below(tree, 3) == 0 => sink(tree),
             9 => merge(tree),
             10 => scan(tree),
-            11 => rows(tree),
+            11 => {
+                rows(tree);
+                rows_together(tree);
+            }
             12 | 13 => drop(rebuild(tree)),
             14 => sweep(tree, &mut SweepCursor::new()),
             15 => change_budget(tree),
@@ -523,6 +526,44 @@ pub(super) fn rows(tree: &T<'_>) {
             let aborted = |v: &Written| world(tree).fates.get(&v.writer) == Some(&Fate::Aborted);
             let newer = versions.iter().skip(at + 1).find(|v| v.row > written.row && !aborted(v));
             assert!(newer.is_none(), "row {} is not alone: {newer:?}\n{}", written.row, check::story(tree, &key));
+        }
+    }
+}
+
+/// Rows that are looked at together are what each is by itself: those that somebody may see are found, and one that was alone was so.
+pub(super) fn rows_together(tree: &T<'_>) {
+    let before = world(tree).live();
+    let mut wanted: Vec<_> = before.iter().map(|(key, written)| (written.row, Some((key, written)))).collect();
+    let beyond = wanted.iter().map(|(row, _)| row.0).max().unwrap_or(0) + 1_000_000;
+    wanted.insert(world_below(tree, wanted.len() as u64 + 1) as usize, (RowId(beyond), None));
+    if world_below(tree, 2) == 0 {
+        wanted.sort_by_key(|(row, _)| *row);
+    }
+    wanted.truncate(1 + world_below(tree, 40) as usize);
+    let rows: Vec<RowId> = wanted.iter().map(|(row, _)| *row).collect();
+    let mut out = vec![RowBuf::default(); rows.len()];
+    let mut told = Vec::new();
+    let looked = tree.look_at_rows(&rows, &mut out, |row, looked, hint| {
+        assert_eq!(hint.is_some(), looked == Looked::Alone);
+        told.push((row.head.row_id, looked));
+    });
+    let Some(done) = tolerate(tree, "look at rows", looked) else { return };
+    assert!(done == told.len() && done >= 1, "{done} of {} rows, {} told", rows.len(), told.len());
+    let after = world(tree).live();
+    for (((row, wanted), out), (shown, looked)) in wanted.iter().zip(&out).zip(&told) {
+        let Some((key, written)) = wanted else {
+            assert_eq!(*looked, Looked::Gone);
+            continue;
+        };
+        if *looked == Looked::Gone {
+            let left = after.iter().any(|(_, left)| left.row == *row);
+            assert!(!left, "row {row} is lost\n{}", check::story(tree, key));
+            continue;
+        }
+        assert_eq!((&out.key, &out.body, out.head.row_id, shown), (*key, &written.body, *row, row));
+        if *looked == Looked::Alone {
+            let newer = before.iter().find(|(other, newer)| other == *key && newer.row > *row);
+            assert!(newer.is_none(), "row {row} is not alone: {newer:?}\n{}", check::story(tree, key));
         }
     }
 }

@@ -6,11 +6,12 @@
 //! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up, and as long as it may be set up once more.
 //! - Rows of which a statement wants nothing but to replace them: they need not be read ([`replacing`]).
 //! - INSERT of many rows: they are gathered ([`batch`]) while the plan runs.
+//! - Scans of our tables by btrees are told of to those who read rows together ([`index_ahead`]).
 //! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file. The scan asks for rows itself.
 
 use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
-use crate::pg::{batch, catalog, error, relam_mask, replacing, table_scan};
+use crate::pg::{batch, catalog, error, index_ahead, relam_mask, replacing, table_scan};
 use crate::table::{recent, unread};
 use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
@@ -212,6 +213,7 @@ unsafe fn is_to_be_prepared(plan: *mut Plan) -> bool {
     unsafe {
         match (*plan).type_ {
             NodeTag::T_BitmapHeapScan | NodeTag::T_CustomScan | NodeTag::T_ForeignScan => true,
+            NodeTag::T_IndexScan | NodeTag::T_IndexOnlyScan => index_ahead::is_to_be_watched(plan),
             NodeTag::T_ModifyTable => {
                 (*plan.cast::<pg_sys::ModifyTable>()).onConflictAction != pg_sys::OnConflictAction::ONCONFLICT_NONE
             }
@@ -244,18 +246,34 @@ unsafe extern "C-unwind" fn prepare_state(state: *mut pg_sys::PlanState, context
             NodeTag::T_ModifyTableState => prepare_arbiters(state.cast()),
             NodeTag::T_BitmapHeapScanState => {
                 let scan = state.cast::<pg_sys::BitmapHeapScanState>();
-                let rel = (*scan).ss.ss_currentRelation;
-                if !rel.is_null() && catalog::is_our_table(rel) {
+                if is_of_our_table(&(*scan).ss) {
                     (*scan).prefetch_maximum = 0;
                     if !(*scan).ss.ss_currentScanDesc.is_null() {
                         table_scan::set_bitmap_node(scan);
                     }
                 }
             }
+            NodeTag::T_IndexScanState => {
+                let scan = state.cast::<pg_sys::IndexScanState>();
+                if is_of_our_table(&(*scan).ss) {
+                    index_ahead::watch(state, (*scan).iss_RelationDesc, &raw mut (*scan).iss_ScanDesc);
+                }
+            }
+            NodeTag::T_IndexOnlyScanState => {
+                let scan = state.cast::<pg_sys::IndexOnlyScanState>();
+                if is_of_our_table(&(*scan).ss) {
+                    index_ahead::watch(state, (*scan).ioss_RelationDesc, &raw mut (*scan).ioss_ScanDesc);
+                }
+            }
             _ => {}
         }
         pg_sys::ffi::pg_guard_ffi_boundary(|| raw::planstate_tree_walker(state, prepare_state, context))
     }
+}
+
+unsafe fn is_of_our_table(scan: &pg_sys::ScanState) -> bool {
+    // SAFETY: the executor's node, with its relation open.
+    unsafe { !scan.ss_currentRelation.is_null() && catalog::is_our_table(scan.ss_currentRelation) }
 }
 
 unsafe fn prepare_arbiters(state: *mut pg_sys::ModifyTableState) {
