@@ -3,7 +3,7 @@
 //! `cargo bench -p loosekv-engine --bench run [rows]`
 
 use loosekv_engine::error::{Error, Result};
-use loosekv_engine::filter::key_hash;
+use loosekv_engine::filter::{self, key_hash, FilterBuilder, FilterKind};
 use loosekv_engine::host::SideFile;
 use loosekv_engine::options::{Compression, RunOptions};
 use loosekv_engine::page::PageBuf;
@@ -94,6 +94,39 @@ fn main() {
     ] {
         println!("{name}: {rows} rows of 16 + 256 bytes");
         measure(&keys, &RunOptions { compression, ..RunOptions::default() }, wide);
+    }
+    measure_filters(&keys);
+}
+
+/// Filters of both kinds: what a key costs, and how many other keys they do not tell from theirs.
+fn measure_filters(keys: &[(u128, u64)]) {
+    const OTHERS: u64 = 4_000_000;
+    let rows = keys.len() as u64;
+    println!("filters of {rows} keys, ten bits each");
+    for kind in [FilterKind::Bloom, FilterKind::Ribbon] {
+        let pages = time(&format!("{kind:?}: made, of a key"), rows, || {
+            let (mut builder, mut pages) = (FilterBuilder::new(kind, 10, usize::MAX), Vec::new());
+            for (key, _) in keys {
+                builder.add(key_hash(&key.to_be_bytes()), &Memory::default()).unwrap();
+            }
+            let put = |contents: &[u8]| {
+                pages.push(contents.to_vec());
+                Ok(())
+            };
+            builder.finish(put).unwrap();
+            pages
+        });
+        let count = pages.len() as u32;
+        let answers_yes = |hash: u64| {
+            let page = filter::page_of(hash, count);
+            filter::probe(PageNo(page), &pages[page as usize], hash, count).unwrap()
+        };
+        assert!(keys.iter().all(|(key, _)| answers_yes(key_hash(&key.to_be_bytes()))));
+        let wrong = time(&format!("{kind:?}: asked for another key"), OTHERS, || {
+            let mut state = 1;
+            (0..OTHERS).filter(|_| answers_yes(random(&mut state))).count()
+        });
+        println!("  {:<34} {:>9.3} %", format!("{kind:?}: false answers"), wrong as f64 * 100.0 / OTHERS as f64);
     }
 }
 

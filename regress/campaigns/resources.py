@@ -123,6 +123,27 @@ def read_of_all_partitions(directory, servers):
     server.kill_all()
 
 
+def writes_to_all_partitions(directory, servers):
+    """Statements that write to so many partitions that a memtable for each takes more than all of the memory: small ones are flushed."""
+    server = cluster(directory, servers, "written", "loosekv.shared_memory = '16MB'", "loosekv.workers = 2", "loosekv.memtable_size = '16MB'")
+    server.sql("CREATE TABLE parted (k int PRIMARY KEY, v text) PARTITION BY HASH (k)",
+               *[f"CREATE TABLE parted{n} PARTITION OF parted FOR VALUES WITH (MODULUS 250, REMAINDER {n}) USING loosekv" for n in range(250)])
+    server.sql("INSERT INTO parted SELECT i, 'value ' || i FROM generate_series(1, 600000) i")
+    update, delete = "UPDATE parted SET v = v || '!' WHERE k % 10 = {}", "DELETE FROM parted WHERE k % 10 = {}"
+    insert = "INSERT INTO parted SELECT k + 600000, v || '?' FROM parted WHERE k % 10 = {} AND k <= 600000"
+    # A query that has come to its end, but has not ended.
+    cursor = "DECLARE c NO SCROLL CURSOR FOR SELECT k FROM parted; MOVE ALL c"
+    for statements, found in (([update.format(0)], "600000|60000|0"), ([delete.format(1)], "540000|60000|0"), ([insert.format(2)], "600000|60000|60000"),
+                              ([cursor, update.format(3)], "600000|120000|60000"),
+                              ([update.format(4), delete.format(4), insert.format(5)], "600000|120000|120000"),
+                              (["UPDATE parted SET v = v || '!'"], "600000|600000|0"), (["DELETE FROM parted"], "0|0|0")):
+        server.sql("; ".join(["BEGIN", *statements, "COMMIT"]))
+        seen = server.sql("SELECT count(*), count(*) FILTER (WHERE v LIKE '%!'), count(*) FILTER (WHERE v LIKE '%?') FROM parted")
+        if seen != found:
+            raise lib.Failure(f"after {statements}: {seen} instead of {found}")
+    server.kill_all()
+
+
 def memory_came_back(server):
     """Of tables that are gone nothing stays in memory."""
     parts = "coalesce(sum(bytes) FILTER (WHERE part = 'memtables') + sum(bytes) FILTER (WHERE part = 'key index'), -1)"
@@ -715,6 +736,7 @@ def main(directory, servers):
     beyond = beyond_memory(directory, servers)
     servers[-1].kill_all()
     read_of_all_partitions(directory, servers)
+    writes_to_all_partitions(directory, servers)
     server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25", "max_locks_per_transaction = 400")
     row_locks(server)
     refused = connections(server)

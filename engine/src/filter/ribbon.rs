@@ -11,7 +11,7 @@
 //! do so, too. Each key is an equation over 64 neighbouring slots, and the slots are their solution: the equations are reduced, as keys
 //! come, until each begins with a slot of its own, and then solved from the last slot to the first. Slots that begin none get bits
 //! by chance, for slots that are all nil would be a solution, too. So a filter can always be made, whatever the hashes (a homogeneous
-//! ribbon filter); but where there are not somewhat more slots than keys it has many more false answers ([`width_for`]).
+//! ribbon filter); but where there are not somewhat more slots than keys it has many more false answers (`width_for`).
 
 use super::{mix, within, HEADER, SECRET, SPACE, SPREAD};
 use crate::page::CAPACITY;

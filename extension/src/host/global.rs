@@ -45,6 +45,8 @@ pub struct GlobalCounters {
     pub evictions: AtomicU64,
     /// Memtables that were flushed, of any table.
     pub flushes: AtomicU64,
+    /// When somebody last looked for memory in vain, in microseconds.
+    pub wanted: AtomicU64,
     /// Processes that ended with something pinned.
     pub forced_unpins: AtomicU64,
 }

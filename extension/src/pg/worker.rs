@@ -303,7 +303,7 @@ fn survey() {
         unsafe { (pg_sys::MyDatabaseId.to_u32(), writers::oldest_visible_to_all(std::ptr::null_mut())) };
     let now = elapsed();
     let now_micros = self::now() as u64;
-    let (short, mut largest) = (memory::is_short(), None);
+    let (short, mut largest) = (memory::is_short() || memory::is_needed(), None);
     AGENDA.with_borrow_mut(|agenda| {
         agenda.begin_round();
         let mut known = 0;

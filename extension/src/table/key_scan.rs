@@ -5,7 +5,7 @@ use super::mvcc::View;
 use super::{last_look, recent, tid, unread, Open, TableCursor};
 use crate::codec::bound::Range;
 use crate::host::process_local::{later, Later};
-use crate::pg::{batch, ssi};
+use crate::pg::{batch, portal, ssi};
 use loosekv_engine::error::Result;
 use loosekv_engine::host::Host;
 use loosekv_engine::run::Spot;
@@ -233,6 +233,7 @@ impl KeyScan {
                 }
                 None => {
                     self.put_back();
+                    self.let_go();
                     self.position = match direction {
                         Direction::Forward => Position::AfterLast,
                         Direction::Backward => Position::BeforeFirst,
@@ -293,6 +294,20 @@ impl KeyScan {
         if let Position::In(number) = self.position {
             if let Some(place) = self.parts.get_mut(number) {
                 *place = left;
+            }
+        }
+    }
+
+    /// At its end, of whichever it is, a scan of all rows needs no superversion: that would keep the memtables of its beginning, for as long
+    /// as the statement takes, in each table that this has come to the end of. What is in the order of keys any superversion has.
+    fn let_go(&mut self) {
+        match self.parts.as_mut_slice() {
+            [] => {}
+            [part] => *part = None,
+            _ if portal::may_go_back() => {}
+            _ => {
+                self.parts.clear();
+                self.wanted = Wanted::Ranges(Self::everything());
             }
         }
     }

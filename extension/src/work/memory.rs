@@ -5,6 +5,7 @@
 use super::{ask, pace};
 use crate::host::maintenance::Maintenance;
 use crate::host::{global, interrupt, registry, PgHost};
+use crate::pg::worker;
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::tree::{Appended, NewRow, Tree};
 use loosekv_shm::heap;
@@ -20,6 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_millis(5);
 /// Memtables smaller than this are not flushed early: their runs would be tiny.
 const WORTH_FLUSHING: usize = 64 << 10;
+/// But while somebody finds no memory, those that take more than a little one does are: where they are of many tables, there are no others.
+const WORTH_IT_IN_NEED: usize = 24 << 10;
+/// For so long somebody who found no memory goes on looking, if nobody says otherwise, in microseconds.
+const NEED: u64 = 200_000;
 
 /// Whether memtables are to be flushed before they are full.
 pub fn is_short() -> bool {
@@ -33,7 +38,13 @@ pub fn is_short() -> bool {
 /// Whether the largest memtable of so many tables is worth an early flush: what others hold, who look at memtables that are in runs
 /// already, does not come free by it.
 pub fn worth_flushing(largest: usize, tables: usize) -> bool {
-    largest >= WORTH_FLUSHING && largest * tables.max(1) >= heap::stats().blocks / 4
+    is_needed() && largest >= WORTH_IT_IN_NEED
+        || largest >= WORTH_FLUSHING && largest * tables.max(1) >= heap::stats().blocks / 4
+}
+
+/// Whether somebody looks for memory, and has found none.
+pub fn is_needed() -> bool {
+    global::get().is_some_and(|global| (worker::now() as u64).abs_diff(global.counters.wanted.load(Relaxed)) < NEED)
 }
 
 /// Appends rows as [`Tree::append`] does, no faster than the background can follow. No latch is held.
@@ -106,6 +117,9 @@ impl Patience {
 
     /// Asks for what is done in the background, and gives up the memory of tables that nobody is using. False: there is none.
     pub fn make_rooms(&self) -> Result<bool> {
+        if let Some(global) = global::get() {
+            global.counters.wanted.store(worker::now() as u64, Relaxed);
+        }
         ask::worker();
         // More each time: what one table had may be in small pieces.
         registry::make_rooms(1 << self.vain.min(6))
