@@ -108,11 +108,12 @@ SHORT_REGIMES = {
 
 WRITES = ("insert", "insert-100", "upsert", "upsert-100", "update")
 READS = ("get", "get-at", "miss", "any-100", "limit-100")
+BY_OTHER = ("by-other-bitmap", "by-other-index")
 SINGLE = ("range", "read-all", "count", "scan", "create-index", "create-index-drawn", "copy-random", "copy-sorted",
           "insert-select")
 YCSB = ("ycsb-c", "ycsb-b", "ycsb-a", "ycsb-f", "ycsb-d", "ycsb-e")
 FLOORS = ("nothing", "nothing-100")
-ALL = (*FLOORS, "load", *READS, *SINGLE[:4], *YCSB, *WRITES, "queue", *SINGLE[4:])
+ALL = (*FLOORS, "load", *READS, *SINGLE[:4], *BY_OTHER, *YCSB, *WRITES, "queue", *SINGLE[4:])
 # What depends on the kind of key, on the size of the value and on compression.
 CORE = ("load", "get", "miss", "limit-100", "range", "read-all", "scan", "insert", "insert-100", "upsert", "upsert-100",
         "copy-random", "copy-sorted")
@@ -120,7 +121,7 @@ COLD = ("load", *READS, "range", *YCSB, "insert", "insert-100", "upsert", "upser
 BY_CLIENTS = ("get", "limit-100", "insert", "insert-100", "upsert")
 BY_SYNC = ("insert", "insert-100", "upsert")
 SYNC_SHARE = 0.2  # of the transactions, where each waits for the disk
-ONE_CLIENT = (*FLOORS, "load", *SINGLE)
+ONE_CLIENT = (*FLOORS, "load", *SINGLE, *BY_OTHER)
 
 MEMORY_AMOUNTS = Amounts(
     transactions={"insert": 100_000, "insert-100": 2_500, "upsert": 200_000, "upsert-100": 3_000, "update": 200_000},

@@ -157,10 +157,12 @@ class GroupRunner:
         else:
             work = self._statement(workload, store, round)
         try:
+            for sql in workload.before:
+                connection.rows(sql)
             return self._measure(cell, store, round, table, work)
         finally:
-            if workload.after:
-                connection.rows(workload.after)
+            for sql in workload.after:
+                connection.rows(sql)
             if workload.table in ("fresh", "queue"):
                 self._check_own(connection, workload)
                 connection.rows(f"DROP TABLE {table}")
@@ -290,14 +292,15 @@ class GroupRunner:
             starts = [self._start_of_range(store, start) for start in starts]
 
         def work():
-            times = []
+            times, told = [], 0
             for start in starts:
                 sql = workload.statement.format(first=start, rows=self.group.rows, range_rows=amounts.range_rows)
                 begun = time.perf_counter()
-                connection.rows(sql)
+                found = connection.rows(sql)
                 times.append(time.perf_counter() - begun)
+                told += int(found[0][0]) if workload.count == "told" else rows[workload.count]
             plan = explain(connection, (), sql) if round == 0 and not workload.writes else None
-            return {**self._timed(times, rows[workload.count]), "plan": plan}
+            return {**self._timed(times, told), "plan": plan}
         return work
 
     def _start_of_range(self, store, number):
@@ -310,7 +313,7 @@ class GroupRunner:
 
     def _timed(self, times, rows):
         micros = Counter(int(seconds * 1e6) for seconds in times)
-        return {"rows": rows * len(times), "seconds": sum(times), **quantiles(micros), "max": max(micros)}
+        return {"rows": rows, "seconds": sum(times), **quantiles(micros), "max": max(micros)}
 
     # Small things.
 

@@ -12,7 +12,8 @@ class Workload:
     title: str
     scripts: tuple = ()  # (name, weight)
     statement: str = ""  # with {table}, {rows}, {range_rows}, {first}
-    after: str = ""  # puts back what the statement made
+    before: tuple = ()  # what the statement needs
+    after: tuple = ()  # puts back what it, or what was before it, made
     copy: str = ""  # name of the file that is copied in
     unit: str = "rows"
     rows: int = 1  # of a transaction
@@ -20,7 +21,7 @@ class Workload:
     table: str = "base"  # base, fresh, queue, none
     only: str = ""  # the one store that it is run on
     writes: bool = False
-    count: str = ""  # of a statement: "rows" or "range_rows", how many rows it handles
+    count: str = ""  # of a statement: "rows" or "range_rows", how many rows it handles; "told": what it returns
 
 
 def _script(name, title, script=None, **more):
@@ -28,8 +29,19 @@ def _script(name, title, script=None, **more):
 
 
 def _create_index(name, title, expression):
-    return Workload(name, title, statement=f"CREATE INDEX kv_v ON kv ({expression})", after="DROP INDEX kv_v",
+    return Workload(name, title, statement=f"CREATE INDEX kv_v ON kv ({expression})", after=("DROP INDEX kv_v",),
                     count="rows", writes=True)
+
+
+def _by_other(name, title, other):
+    """Some 500 of a million rows for each of a hundred values, none near another one."""
+    value = "(get_byte(v, 8) * 8 + get_byte(v, 9) / 32)"
+    return Workload(
+        name, title, count="told",
+        before=(f"CREATE INDEX kv_other ON kv ({value})", "ANALYZE kv", "SET enable_seqscan = off", f"SET enable_{other} = off"),
+        statement="SELECT count(length(v)) FROM generate_series({first} % 1900, {first} % 1900 + 99) wanted, LATERAL "
+                  f"(SELECT v FROM kv WHERE {value} = wanted OFFSET 0) found",
+        after=("RESET enable_seqscan", f"RESET enable_{other}", "DROP INDEX kv_other"))
 
 
 def _ycsb(letter, title, *scripts, inserts=(0, 0), writes=True):
@@ -53,6 +65,8 @@ WORKLOADS = {workload.name: workload for workload in (
     Workload("read-all", "ordered read of all", count="rows", statement=ORDERED.format(where="", limit="")),
     Workload("count", "count(*)", count="rows", statement="SELECT count(*) FROM kv"),
     Workload("scan", "full scan", count="rows", statement="SELECT sum(length(v)) FROM kv"),
+    _by_other("by-other-bitmap", "rows by another index, bitmap", "indexscan"),
+    _by_other("by-other-index", "rows by another index, one by one", "bitmapscan"),
     _ycsb("c", "100 % read", ("ycsb-read", 1), inserts=(0,), writes=False),
     _ycsb("b", "95 % read, 5 % update", ("ycsb-read", 95), ("ycsb-update", 5)),
     _ycsb("a", "50 % read, 50 % update", ("ycsb-read", 50), ("ycsb-update", 50)),
