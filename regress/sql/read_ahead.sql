@@ -44,6 +44,16 @@ SET enable_mergejoin = off;
 SET enable_material = off;
 SELECT count(*), sum(r.k), count(v) FROM generate_series(1, 999, 50) g, LATERAL (SELECT k, v FROM r WHERE k * 7919 % 1000 = g OFFSET 0) r;
 SELECT g, array_agg(k) FROM generate_series(1, 999, 250) g, LATERAL (SELECT k FROM r WHERE k * 7919 % 1000 = g LIMIT 3) r GROUP BY g ORDER BY g;
+-- So are those that an index scan will name: it has all of a page of the index at hand.
+SET enable_indexscan = on;
+SET enable_bitmapscan = off;
+ALTER TABLE r SET TABLESPACE read_ahead;
+SELECT read_ahead('SELECT v FROM r WHERE k * 7919 % 1000 = 5') BETWEEN 10 AND 20 AS index_scan;
+SELECT read_ahead('SELECT v FROM r WHERE k * 7919 % 1000 = 5') AS in_the_buffers;
+ALTER TABLE r SET TABLESPACE pg_default;
+SELECT read_ahead('SELECT v FROM r WHERE k * 7919 % 1000 = 5 ORDER BY k * 7919 % 1000 DESC') BETWEEN 10 AND 20 AS backward;
+SET enable_indexscan = off;
+RESET enable_bitmapscan;
 -- Parallel workers share the bitmap.
 SET parallel_setup_cost = 0;
 SET parallel_tuple_cost = 0;
