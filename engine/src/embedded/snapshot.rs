@@ -1,6 +1,6 @@
 //! A snapshot: the store as it stood at one moment.
 
-use super::core::Core;
+use super::core::{in_pages, Core};
 use super::iterator::Iter;
 use super::sequence::Hold;
 use crate::error::Result;
@@ -43,7 +43,7 @@ impl Snapshot {
         let get = |(number, key): (usize, &K)| {
             let ahead = asking.come_to(number, keys.len(), self.core.host().pages_fetched());
             for key in keys.get(ahead).unwrap_or_default().iter().map(AsRef::as_ref).filter(|key| !key.is_empty()) {
-                self.core.tree()?.ask_for(key)?;
+                self.core.tree()?.ask_for(key).map_err(in_pages)?;
             }
             self.get(key.as_ref())
         };

@@ -248,7 +248,7 @@ impl<'a> Run<'a> {
                 let directory = Directory::parse(leaf.no, leaf.page.contents())?;
                 directory.search(row)?.map(|child| self.data_index(leaf.no, child)).transpose()?
             }
-            None => self.page_of_row_in(source, row, scratch, leaf)?,
+            None => self.page_of_row_in(source, row, scratch, Some(leaf))?,
         };
         let index = index.filter(|index| *index >= self.first_page());
         if let Some(index) = index {
@@ -345,16 +345,16 @@ impl<'a> Run<'a> {
         row: RowId,
         scratch: &mut Scratch,
     ) -> Result<Option<u32>> {
-        self.page_of_row_in(source, row, scratch, &mut None)
+        self.page_of_row_in(source, row, scratch, None)
     }
 
-    /// The same; keeps the leaf that tells it.
+    /// The same; keeps the leaf that tells it, if that is wanted.
     fn page_of_row_in<S: PageSource>(
         &self,
         source: &S,
         row: RowId,
         scratch: &mut Scratch,
-        leaf: &mut Option<Leaf<S::Page>>,
+        leaf: Option<&mut Option<Leaf<S::Page>>>,
     ) -> Result<Option<u32>> {
         let Some(top) = self.shape.directory_pages.checked_sub(1) else {
             return Err(Error::Invalid("the run has no row directory".into()));
@@ -367,8 +367,10 @@ impl<'a> Run<'a> {
             check_level(no, level, directory.level)?;
             let Some(child) = directory.search(row)? else { return Ok(None) };
             if directory.level == 0 {
-                let span = directory.span()?;
-                *leaf = Some(Leaf { page, no, span });
+                if let Some(leaf) = leaf {
+                    let span = directory.span()?;
+                    *leaf = Some(Leaf { page, no, span });
+                }
                 return self.data_index(no, child).map(Some);
             }
             (index, level) = (child, Some(directory.level));
