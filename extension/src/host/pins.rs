@@ -72,10 +72,10 @@ impl Drop for Pin {
     }
 }
 
-/// Drops what nobody has ended: whatever it keeps pinned was given back by its owner.
-pub fn abandon<T>(value: T) {
+/// Runs what drops something that nobody has ended: whatever that keeps pinned was given back by its owner.
+pub fn abandon(drop: impl FnOnce()) {
     let before = ABANDONED.replace(true);
-    drop(value);
+    drop();
     ABANDONED.set(before);
 }
 

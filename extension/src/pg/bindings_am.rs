@@ -25,6 +25,20 @@ pub mod raw {
         pub fn datumIsEqual(one: pg_sys::Datum, other: pg_sys::Datum, by_value: bool, len: c_int) -> bool;
         pub fn datum_image_eq(one: pg_sys::Datum, other: pg_sys::Datum, by_value: bool, len: c_int) -> bool;
         pub fn CheckForSerializableConflictOutNeeded(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot) -> bool;
+        pub fn GetCurrentStatementStartTimestamp() -> pg_sys::TimestampTz;
+        pub fn bms_next_member(set: *const pg_sys::Bitmapset, before: c_int) -> c_int;
+
+        // Raise nothing but errors about what is no memory of a context, or no size: see [`crate::pg::palloc`].
+        pub fn MemoryContextAllocExtended(
+            context: pg_sys::MemoryContext,
+            size: pg_sys::Size,
+            flags: c_int,
+        ) -> *mut c_void;
+        pub fn MemoryContextRegisterResetCallback(
+            context: pg_sys::MemoryContext,
+            callback: *mut pg_sys::MemoryContextCallback,
+        );
+        pub fn pfree(memory: *mut c_void);
 
         // May raise an error.
         pub fn PredicateLockPage(rel: pg_sys::Relation, block: pg_sys::BlockNumber, snapshot: pg_sys::Snapshot);
@@ -76,7 +90,8 @@ pub mod raw {
             context: *mut c_void,
         ) -> bool;
 
-        // Called by hooks from frames without destructors.
+        // Called from frames without destructors.
+        pub fn RelationGetIndexScan(index: pg_sys::Relation, keys: c_int, orderbys: c_int) -> pg_sys::IndexScanDesc;
         pub fn standard_planner(
             query: *mut pg_sys::Query,
             text: *const c_char,

@@ -100,34 +100,34 @@ pub fn key_codec(index: Oid) -> KeyCodec {
     }
 }
 
+/// The cells of a list.
+///
+/// # Safety
+/// `list` is null or a valid list, and not changed while they are used.
+unsafe fn cells<'a>(list: *const pg_sys::List) -> &'a [pg_sys::ListCell] {
+    if list.is_null() {
+        return &[];
+    }
+    // SAFETY: a list has `length` cells.
+    unsafe { std::slice::from_raw_parts((*list).elements, (*list).length as usize) }
+}
+
 /// The members of a list of oids.
 ///
 /// # Safety
-/// `list` is null or a valid list of oids.
-pub unsafe fn oids(list: *const pg_sys::List) -> Vec<Oid> {
-    if list.is_null() {
-        return Vec::new();
-    }
-    // SAFETY: a list has `length` cells.
-    unsafe {
-        let cells = std::slice::from_raw_parts((*list).elements, (*list).length as usize);
-        cells.iter().map(|cell| cell.oid_value).collect()
-    }
+/// `list` is null or a valid list of oids, and not changed while they are used.
+pub unsafe fn oids<'a>(list: *const pg_sys::List) -> impl Iterator<Item = Oid> + 'a {
+    // SAFETY: by the contract; the cells hold oids.
+    unsafe { cells(list).iter().map(|cell| cell.oid_value) }
 }
 
 /// The members of a list of nodes.
 ///
 /// # Safety
-/// `list` is null or a valid list of pointers to `T`.
-pub unsafe fn nodes<T>(list: *const pg_sys::List) -> Vec<*mut T> {
-    if list.is_null() {
-        return Vec::new();
-    }
-    // SAFETY: a list has `length` cells.
-    unsafe {
-        let cells = std::slice::from_raw_parts((*list).elements, (*list).length as usize);
-        cells.iter().map(|cell| cell.ptr_value.cast::<T>()).collect()
-    }
+/// `list` is null or a valid list of pointers to `T`, and not changed while they are used.
+pub unsafe fn nodes<'a, T>(list: *const pg_sys::List) -> impl ExactSizeIterator<Item = *mut T> + 'a {
+    // SAFETY: by the contract; the cells hold pointers.
+    unsafe { cells(list).iter().map(|cell| cell.ptr_value.cast::<T>()) }
 }
 
 static KEY_AM_OID: ProcessLocal<Cell<Oid>> = ProcessLocal::new(Cell::new(Oid::INVALID));
@@ -215,12 +215,12 @@ pub unsafe fn key_index_of(rel: Relation) -> Option<Oid> {
 /// # Safety
 /// The relation is open.
 pub unsafe fn has_no_index_but_its_key(rel: Relation) -> bool {
-    // SAFETY: the relation is open; the list is a copy.
+    // SAFETY: the relation is open; its list of indexes stands as long as nothing is looked up in the catalog.
     unsafe {
-        let indexes = pg_sys::RelationGetIndexList(rel);
+        if !(*rel).rd_indexvalid {
+            pg_sys::list_free(pg_sys::RelationGetIndexList(rel));
+        }
         let key = (*rel).rd_pkindex;
-        let plain = oids(indexes).iter().all(|index| *index == key);
-        pg_sys::list_free(indexes);
-        plain
+        oids((*rel).rd_indexlist).all(|index| index == key)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! FATAL does not unwind, so what Rust destructors would have done is done here once more, from lists.
 
+use super::bindings_am::raw;
 use crate::host::{global, registry, PgHost};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -48,13 +49,25 @@ unsafe extern "C-unwind" fn leave(_code: i32, _arg: pg_sys::Datum) {
     loosekv_shm::leave();
 }
 
-#[pg_guard]
+/// Without a guard where a transaction has nothing to do here, as most have.
 unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     match event {
+        pg_sys::XactEvent::XACT_EVENT_PREPARE | pg_sys::XactEvent::XACT_EVENT_ABORT => clean_up(event),
         pg_sys::XactEvent::XACT_EVENT_COMMIT => {
-            forget_dropped(true);
+            // SAFETY: the transaction is still the current one. One without an id has dropped nothing.
+            if unsafe { raw::GetTopFullTransactionIdIfAny() }.value != 0 {
+                clean_up(event);
+            }
             loosekv_shm::heap::heed();
         }
+        _ => {}
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn clean_up(event: pg_sys::XactEvent::Type) {
+    match event {
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => forget_dropped(true),
         pg_sys::XactEvent::XACT_EVENT_PREPARE => {
             // Whoever ends the transaction, elsewhere and maybe after a restart, is not told which files go then. Nobody comes to them
             // before; those that stay are loaded again.

@@ -150,7 +150,7 @@ pub unsafe fn require_no_copies(table: Relation, key: pg_sys::Oid) {
     // SAFETY: by the contract.
     unsafe {
         let list = pg_sys::RelationGetIndexList(table);
-        for oid in catalog::oids(list).into_iter().filter(|oid| *oid != key) {
+        for oid in catalog::oids(list).filter(|oid| *oid != key) {
             let index = pg_sys::index_open(oid, pg_sys::NoLock as i32);
             let (ours, name) = (catalog::is_our_index(index), error::relation_name(index));
             pg_sys::index_close(index, pg_sys::NoLock as i32);
@@ -222,7 +222,7 @@ pub unsafe fn rebuild_others(table: Relation, but: pg_sys::Oid) {
     unsafe {
         let list = pg_sys::RelationGetIndexList(table);
         let persistence = (*(*table).rd_rel).relpersistence;
-        for oid in catalog::oids(list).into_iter().filter(|oid| *oid != but) {
+        for oid in catalog::oids(list).filter(|oid| *oid != but) {
             let mut params = pg_sys::ReindexParams::default();
             pg_sys::reindex_index(oid, true, persistence, &mut params);
         }

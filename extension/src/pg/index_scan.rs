@@ -3,6 +3,7 @@
 //! `amgettuple` decides visibility and leaves the row it found with the fetch state of the same scan, so that nothing is
 //! looked up twice.
 
+use super::bindings_am::raw;
 use super::owned::Owned;
 use super::{slot, slots, statistics, table_scan};
 use crate::table::key_scan::KeyScan;
@@ -40,16 +41,25 @@ unsafe fn state<'a>(scan: IndexScanDesc) -> &'a mut Scan {
     unsafe { Owned::get((*scan).opaque.cast::<Owned<Scan>>()) }
 }
 
-#[pg_guard]
+/// # Safety
+/// A callback of the index access method.
 pub unsafe extern "C-unwind" fn begin(index: Relation, nkeys: i32, norderbys: i32) -> IndexScanDesc {
-    // SAFETY: the index is open.
+    // SAFETY: the index is open; an error flies through a frame with nothing to drop.
     unsafe {
-        let scan = pg_sys::RelationGetIndexScan(index, nkeys, norderbys);
+        let scan = raw::RelationGetIndexScan(index, nkeys, norderbys);
+        begin_ours(scan);
+        scan
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn begin_ours(scan: IndexScanDesc) {
+    // SAFETY: the scan was made just now.
+    unsafe {
         (*scan).opaque =
             Owned::new(Scan { running: None, arguments: std::ptr::null_mut(), home: pg_sys::CurrentMemoryContext })
                 .cast();
-        (*scan).xs_itupdesc = (*index).rd_att;
-        scan
+        (*scan).xs_itupdesc = (*(*scan).indexRelation).rd_att;
     }
 }
 

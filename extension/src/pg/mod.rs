@@ -16,6 +16,7 @@ pub mod index_ahead;
 pub mod index_am;
 pub mod index_scan;
 pub mod owned;
+pub mod palloc;
 pub mod portal;
 pub mod relam_mask;
 pub mod replacing;

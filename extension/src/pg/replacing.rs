@@ -8,7 +8,7 @@
 //! on the key, and reads the table nowhere else.
 
 use super::bindings_am::raw;
-use super::catalog;
+use super::{catalog, palloc};
 use crate::codec::TableCodec;
 use crate::table::info;
 use crate::table::unread::{self, Leaves};
@@ -146,13 +146,15 @@ unsafe fn mentions_at_most(expressions: *mut List, table: i32, codec: &TableCode
         pg_sys::pull_varattnos(expressions.cast(), table as pg_sys::Index, &raw mut attributes);
         // Attributes are counted from the lowest of the system's; 0 is the whole row.
         let mut fits = true;
-        let mut member = pg_sys::bms_next_member(attributes, -1);
+        let mut member = raw::bms_next_member(attributes, -1);
         while member >= 0 {
             let attno = member + pg_sys::FirstLowInvalidHeapAttributeNumber;
             fits &= (1..=given_back).contains(&attno) || system.contains(&attno);
-            member = pg_sys::bms_next_member(attributes, member);
+            member = raw::bms_next_member(attributes, member);
         }
-        pg_sys::bms_free(attributes);
+        if !attributes.is_null() {
+            palloc::free(attributes);
+        }
         fits
     }
 }

@@ -17,6 +17,7 @@
 //! Values that were taken out stay where they are until the slot gets another row, or is materialized: the executor hands them on, and
 //! then asks for more attributes. So where a row is copied in between, the buffer with the values that its key gave back is put by.
 
+use super::palloc;
 use super::slot_values::{copy_value, size_of_value};
 use crate::codec::datum::Arena;
 use crate::codec::header::align_up;
@@ -283,7 +284,7 @@ impl Slot {
         if !self.put_by.is_null() {
             let put_by = std::mem::replace(&mut self.put_by, std::ptr::null_mut());
             // SAFETY: it was allocated by `grow`, for this slot alone.
-            unsafe { pg_sys::pfree(put_by.cast()) };
+            unsafe { palloc::free(put_by) };
         }
     }
 
@@ -359,7 +360,7 @@ impl Slot {
         let capacity = size.checked_next_power_of_two().filter(|s| *s <= KEEP).unwrap_or(size).max(SMALLEST);
         self.free_buffer();
         // SAFETY: the context lives as long as the slot.
-        self.buffer = unsafe { pg_sys::MemoryContextAllocHuge(self.base.tts_mcxt, capacity).cast() };
+        self.buffer = unsafe { palloc::allocate(self.base.tts_mcxt, capacity).cast() };
         self.capacity = capacity;
     }
 
@@ -368,7 +369,7 @@ impl Slot {
             let buffer = std::mem::replace(&mut self.buffer, std::ptr::null_mut());
             self.capacity = 0;
             // SAFETY: it was allocated by `grow`, for this slot alone.
-            unsafe { pg_sys::pfree(buffer.cast()) };
+            unsafe { palloc::free(buffer) };
         }
     }
 
@@ -559,7 +560,7 @@ impl Slot {
             }
             debug_assert!(at == size);
             if !old.is_null() {
-                pg_sys::pfree(old.cast());
+                palloc::free(old);
             }
         }
         self.holds_values = true;
@@ -637,13 +638,12 @@ fn corrupt(row: RowId, what: &str) -> ! {
     unreachable!("an error report returned")
 }
 
-#[pg_guard]
+/// Without a guard: nothing can fail. So are `release` and `clear`.
 unsafe extern "C-unwind" fn init(slot: *mut TupleTableSlot) {
     // SAFETY: PostgreSQL calls this on slots with our callbacks, all zeros; a reference is not made before all of it is a `Slot`.
     unsafe { (&raw mut (*slot.cast::<Slot>()).lent).write(None) };
 }
 
-#[pg_guard]
 unsafe extern "C-unwind" fn release(slot: *mut TupleTableSlot) {
     // SAFETY: PostgreSQL calls this on slots with our callbacks, as the last thing.
     let slot = unsafe { &mut *slot.cast::<Slot>() };
@@ -652,7 +652,6 @@ unsafe extern "C-unwind" fn release(slot: *mut TupleTableSlot) {
     slot.free_buffer();
 }
 
-/// Without a guard where nothing can fail.
 unsafe extern "C-unwind" fn clear(slot: *mut TupleTableSlot) {
     // SAFETY: PostgreSQL calls this on slots with our callbacks.
     unsafe {

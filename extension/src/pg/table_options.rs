@@ -137,7 +137,7 @@ unsafe fn pairs(list: *mut pg_sys::List) -> Vec<Pair> {
     // SAFETY: a list of DefElems.
     unsafe {
         let elements = super::catalog::nodes::<pg_sys::DefElem>(list);
-        elements.into_iter().map(|element| (text((*element).defname), value_of(element))).collect()
+        elements.map(|element| (text((*element).defname), value_of(element))).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::index_ahead::IndexAhead;
 use super::owned::Owned;
-use super::{slots, ssi, statistics, xact};
+use super::{palloc, slots, ssi, statistics, xact};
 use crate::table::by_row::ByRow;
 use crate::table::mvcc::{Sight, View};
 use crate::table::scan::{Pieces, TableScan};
@@ -53,7 +53,7 @@ pub unsafe extern "C-unwind" fn begin(
         debug_assert_eq!(nkeys, 0, "only catalogs are scanned with keys");
         let any = &raw mut pg_sys::SnapshotAnyData;
         let snapshot_in_use = if snapshot.is_null() { any } else { snapshot };
-        let scan = pg_sys::palloc0(size_of::<Scan>()).cast::<Scan>();
+        let scan = palloc::zeroed::<Scan>();
         (*scan).state = Owned::new(TableScan::new(Open::new(rel), snapshot_in_use));
         pg_sys::RelationIncrementReferenceCount(rel);
         let base = &mut (*scan).base;
@@ -86,7 +86,7 @@ pub unsafe extern "C-unwind" fn end(scan: TableScanDesc) {
         if (*scan).rs_flags & pg_sys::ScanOptions::SO_TEMP_SNAPSHOT != 0 {
             pg_sys::UnregisterSnapshot((*scan).rs_snapshot);
         }
-        pg_sys::pfree(scan.cast());
+        palloc::free(scan);
     }
 }
 
@@ -360,17 +360,22 @@ pub struct Fetch {
 
 #[derive(Default)]
 pub struct FetchState {
-    /// Opened when a row is first looked up here: a scan of our key has the table open itself.
-    open: Option<Open>,
+    /// A row that our own index has found, and decided to be visible, for the next fetch.
+    found: Option<(*const Open, Expected)>,
+    /// Made when a row is first looked up here: a scan of our key has the table open itself.
+    looking_up: Option<Box<LookingUp>>,
+}
+
+/// What it takes to find the rows that an index which is not ours names.
+struct LookingUp {
+    open: Open,
     by_row: ByRow,
-    /// The scan of an index that is not ours, if its next rows can be told.
+    /// The scan of the index, if its next rows can be told.
     ahead: Option<IndexAhead>,
     /// Rows to be read together.
     together: Vec<RowId>,
     /// How many pages had been fetched when rows were read last.
     fetched: Option<u64>,
-    /// A row that our own index has found, and decided to be visible, for the next fetch.
-    found: Option<(*const Open, Expected)>,
 }
 
 enum Expected {
@@ -381,27 +386,12 @@ enum Expected {
 impl FetchState {
     fn rewind(&mut self) {
         self.found = None;
-        self.by_row.forget_ahead();
-        if let Some(ahead) = &mut self.ahead {
-            ahead.rewind();
-        }
-    }
-
-    /// Reads this row and those that the scan will name next together, where that can be done.
-    fn read_together(&mut self, view: &mut View, snapshot: Snapshot, tid: &pg_sys::ItemPointerData) -> Result<()> {
-        let (Some(open), Some(ahead)) = (&self.open, &mut self.ahead) else { return Ok(()) };
-        if !view.may_look_ahead() || self.by_row.is_ahead(snapshot, tid) {
-            return Ok(());
-        }
-        ahead.rows_from(tid, &mut self.together);
-        let before = self.fetched.replace(open.tree.host.pages_fetched());
-        if self.together.len() > 1 {
-            if before != self.fetched {
-                self.together.iter().try_for_each(|row| open.tree.ask_for_row(*row))?;
+        if let Some(looking_up) = &mut self.looking_up {
+            looking_up.by_row.forget_ahead();
+            if let Some(ahead) = &mut looking_up.ahead {
+                ahead.rewind();
             }
-            self.by_row.read_together(open, view, snapshot, self.together.iter().copied())?;
         }
-        Ok(())
     }
 
     /// The scan of our key has found this row.
@@ -424,6 +414,25 @@ impl FetchState {
     }
 }
 
+impl LookingUp {
+    /// Reads this row and those that the scan will name next together, where that can be done.
+    fn read_together(&mut self, view: &mut View, snapshot: Snapshot, tid: &pg_sys::ItemPointerData) -> Result<()> {
+        let LookingUp { open, ahead: Some(ahead), .. } = self else { return Ok(()) };
+        if !view.may_look_ahead() || self.by_row.is_ahead(snapshot, tid) {
+            return Ok(());
+        }
+        ahead.rows_from(tid, &mut self.together);
+        let before = self.fetched.replace(open.tree.host.pages_fetched());
+        if self.together.len() > 1 {
+            if before != self.fetched {
+                self.together.iter().try_for_each(|row| open.tree.ask_for_row(*row))?;
+            }
+            self.by_row.read_together(open, view, snapshot, self.together.iter().copied())?;
+        }
+        Ok(())
+    }
+}
+
 /// # Safety
 /// `fetch` was made by [`fetch_begin`].
 pub unsafe fn fetch_state<'a>(fetch: *mut pg_sys::IndexFetchTableData) -> &'a mut FetchState {
@@ -435,14 +444,17 @@ pub unsafe fn fetch_state<'a>(fetch: *mut pg_sys::IndexFetchTableData) -> &'a mu
 pub unsafe extern "C-unwind" fn fetch_begin(rel: Relation) -> *mut pg_sys::IndexFetchTableData {
     // SAFETY: the relation stays open as long as the fetch state is used.
     unsafe {
-        let fetch = pg_sys::palloc0(size_of::<Fetch>()).cast::<Fetch>();
+        let fetch = palloc::zeroed::<Fetch>();
         (*fetch).base.rel = rel;
         (*fetch).state = Owned::new(FetchState::default());
         fetch.cast()
     }
 }
 
-#[pg_guard]
+/// Without a guard: nothing can fail.
+///
+/// # Safety
+/// A callback of the table access method.
 pub unsafe extern "C-unwind" fn fetch_reset(fetch: *mut pg_sys::IndexFetchTableData) {
     // SAFETY: made by `fetch_begin`.
     unsafe { fetch_state(fetch).rewind() }
@@ -453,7 +465,7 @@ pub unsafe extern "C-unwind" fn fetch_end(fetch: *mut pg_sys::IndexFetchTableDat
     // SAFETY: made by `fetch_begin`, and not used afterwards.
     unsafe {
         Owned::release((*fetch.cast::<Fetch>()).state);
-        pg_sys::pfree(fetch.cast());
+        palloc::free(fetch);
     }
 }
 
@@ -529,20 +541,20 @@ unsafe fn fetch_by_row(
 ) -> bool {
     // SAFETY: by the contract.
     unsafe {
-        let (rel, state) = ((*fetch).rel, fetch_state(fetch));
-        if state.open.is_none() {
-            state.open = Some(Open::new(rel));
-            state.ahead = IndexAhead::of(fetch);
-        }
+        let rel = (*fetch).rel;
+        let looking_up = fetch_state(fetch).looking_up.get_or_insert_with(|| {
+            let (by_row, together) = (ByRow::default(), Vec::new());
+            Box::new(LookingUp { open: Open::new(rel), by_row, ahead: IndexAhead::of(fetch), together, fetched: None })
+        });
         let mut view = View::new(rel, snapshot);
-        let read = state.read_together(&mut view, snapshot, &*tid);
-        let Some(open) = &state.open else { return false };
+        let read = looking_up.read_together(&mut view, snapshot, &*tid);
+        let LookingUp { open, by_row, .. } = &mut **looking_up;
         open.ok(read);
-        let sight = state.by_row.fetch(open, &mut view, snapshot, &*tid);
+        let sight = by_row.fetch(open, &mut view, snapshot, &*tid);
         let sight = open.ok(sight);
         if sight == Sight::Seen {
-            recent::note_scanned(open, state.by_row.row.as_ref());
-            slots::store(slot, open, state.by_row.row.as_ref());
+            recent::note_scanned(open, by_row.row.as_ref());
+            slots::store(slot, open, by_row.row.as_ref());
             return true;
         }
         if !all_dead.is_null() {

@@ -11,6 +11,7 @@ use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::catalog;
 use pgrx::pg_sys;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
 pub struct Info {
@@ -49,7 +50,25 @@ impl Info {
     }
 }
 
-static KNOWN: Later<HashMap<u32, Rc<Info>>> = later();
+static KNOWN: Later<HashMap<u32, Rc<Info>, BuildHasherDefault<OidHasher>>> = later();
+/// Oids are the server's own numbers: who chooses names has no say in them, so any hash will do.
+#[derive(Default)]
+struct OidHasher(u64);
+
+impl Hasher for OidHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    fn write_u32(&mut self, oid: u32) {
+        self.0 = (self.0 ^ u64::from(oid)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
+
 static FORMATS: Later<HashMap<u32, KeyCodec>> = later();
 
 /// The table's info; `rel` is open.

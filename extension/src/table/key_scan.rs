@@ -72,6 +72,9 @@ impl Wanted {
     }
 }
 
+/// A cursor, and where it is heading. It is large, and most scans want one key and have none.
+type Walk = Box<(TableCursor, Direction)>;
+
 pub struct KeyScan {
     pub view: View,
     snapshot: pg_sys::Snapshot,
@@ -79,9 +82,9 @@ pub struct KeyScan {
     position: Position,
     /// All rows are wanted, in any order: then these, which stand for as many ranges, give them. One that is missing goes by key.
     any_order: bool,
-    parts: Vec<Option<(TableCursor, Direction)>>,
+    parts: Vec<Option<Walk>>,
     /// Of the range where we are; none when it is a single key.
-    cursor: Option<(TableCursor, Direction)>,
+    cursor: Option<Walk>,
     /// The row found last, of a range of one key.
     single: RowBuf,
     /// Single keys that were asked for ahead, while the ranges are gone through in this direction.
@@ -172,7 +175,7 @@ impl KeyScan {
         self.may_step = false;
         self.put_back();
         for part in &mut self.parts {
-            *part = part.take().and_then(|(cursor, direction)| Some((cursor.again()?, direction)));
+            *part = part.take().and_then(|walk| Some(Box::new((walk.0.again()?, walk.1))));
         }
         self.position = Position::Unstarted;
         self.cursor = None;
@@ -184,7 +187,7 @@ impl KeyScan {
     #[inline]
     pub fn row(&self) -> RowRef<'_> {
         match &self.cursor {
-            Some((cursor, _)) => cursor.row(),
+            Some(walk) => walk.0.row(),
             None => self.single.as_ref(),
         }
     }
@@ -193,7 +196,7 @@ impl KeyScan {
     #[inline]
     pub fn step(&mut self, direction: Direction) -> bool {
         match &mut self.cursor {
-            Some((cursor, heading)) if *heading == direction && self.may_step => cursor.step(),
+            Some(walk) if walk.1 == direction && self.may_step => walk.0.step(),
             _ => false,
         }
     }
@@ -209,7 +212,7 @@ impl KeyScan {
         if self.any_order && self.position == Position::Unstarted && self.parts.is_empty() && self.wanted.is_all() {
             let parts = open.tree.scan_apart(direction)?;
             self.wanted = Wanted::Ranges(vec![Range { lower: Bound::Unbounded, upper: Bound::Unbounded }; parts.len()]);
-            self.parts = parts.into_iter().map(|cursor| Some((cursor, direction))).collect();
+            self.parts = parts.into_iter().map(|cursor| Some(Box::new((cursor, direction)))).collect();
         }
         loop {
             let range = match (self.position, direction) {
@@ -245,8 +248,8 @@ impl KeyScan {
         let noting = recent::is_noting();
         if noting && !tid::is_unread(self.row().head.row_id) {
             recent::note(open, self.row());
-            if let (Some((cursor, _)), true) = (&self.cursor, self.view.is_mvcc()) {
-                last_look::note_scanned(open, cursor);
+            if let (Some(walk), true) = (&self.cursor, self.view.is_mvcc()) {
+                last_look::note_scanned(open, &walk.0);
             }
         }
         self.may_step = !noting;
@@ -283,7 +286,10 @@ impl KeyScan {
         }
         self.cursor = match self.parts.get_mut(number).and_then(Option::take) {
             Some(part) => Some(part),
-            None => Some((open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?, direction)),
+            None => {
+                let cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
+                Some(Box::new((cursor, direction)))
+            }
         };
         Ok(false)
     }
@@ -313,7 +319,8 @@ impl KeyScan {
     }
 
     fn next_in_range(&mut self, open: &Open, direction: Direction) -> Result<bool> {
-        let Some((cursor, heading)) = &mut self.cursor else { return Ok(false) };
+        let Some(walk) = &mut self.cursor else { return Ok(false) };
+        let (cursor, heading) = &mut **walk;
         if *heading != direction {
             cursor.turn(direction);
             *heading = direction;
@@ -338,7 +345,7 @@ impl KeyScan {
             return Ok(());
         };
         let (position, key) = (mark.position, mark.key.clone());
-        let direction = self.cursor.as_ref().map_or(Direction::Forward, |(_, direction)| *direction);
+        let direction = self.cursor.as_ref().map_or(Direction::Forward, |walk| walk.1);
         self.cursor = None;
         self.skip = None;
         self.may_step = false;
@@ -347,7 +354,7 @@ impl KeyScan {
         let Some(range) = self.wanted.range(number) else { return Ok(()) };
         let mut cursor = open.tree.scan(as_bound(&range.lower), as_bound(&range.upper), direction)?;
         cursor.seek(&key);
-        self.cursor = Some((cursor, direction));
+        self.cursor = Some(Box::new((cursor, direction)));
         self.skip = Some(key);
         Ok(())
     }

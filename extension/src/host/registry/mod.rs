@@ -23,6 +23,7 @@ use crate::host::latch::LwLatch;
 use crate::host::process_local::ProcessLocal;
 use crate::host::standby;
 use crate::host::{global, interrupt, writers, PgHost};
+use crate::pg::bindings_am::raw;
 use crate::pg::{exit, startup, table_options};
 use crate::work::memory::{self, Patience};
 use crate::work::{ask, need};
@@ -262,7 +263,7 @@ impl Table {
         // SAFETY: while a user is counted the tree is not freed.
         let tree = unsafe { slot.tree.load(Acquire).as_ref() }?;
         // SAFETY: reads a process-local time.
-        let now = unsafe { pg_sys::GetCurrentStatementStartTimestamp() } as u64;
+        let now = unsafe { raw::GetCurrentStatementStartTimestamp() } as u64;
         if slot.used.load(Relaxed).abs_diff(now) > 1_000_000 && !CARETAKER.get() {
             slot.used.store(now, Relaxed);
         }

@@ -37,8 +37,8 @@ pub unsafe fn before_drop(statement: *const pg_sys::DropdbStmt) {
 pub unsafe fn before_alter(statement: *const pg_sys::AlterDatabaseStmt) {
     // SAFETY: by the contract; options have names.
     unsafe {
-        let options = catalog::nodes::<pg_sys::DefElem>((*statement).options);
-        if options.iter().any(|option| CStr::from_ptr((**option).defname) == c"tablespace") {
+        let mut options = catalog::nodes::<pg_sys::DefElem>((*statement).options);
+        if options.any(|option| CStr::from_ptr((*option).defname) == c"tablespace") {
             worker::leave_database((*statement).dbname);
             STATEMENT.set(Statement::Move);
         }

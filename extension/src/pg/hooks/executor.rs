@@ -11,7 +11,7 @@
 
 use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
-use crate::pg::{batch, catalog, error, index_ahead, relam_mask, replacing, table_scan};
+use crate::pg::{batch, catalog, error, index_ahead, palloc, relam_mask, replacing, table_scan};
 use crate::table::{recent, unread};
 use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
@@ -174,8 +174,8 @@ unsafe fn row_comparison(plan: *mut Plan) -> Option<Oid> {
             }
             _ => return None,
         };
-        let compares = |node: &*mut pg_sys::Node| (**node).type_ == NodeTag::T_RowCompareExpr;
-        catalog::nodes::<pg_sys::Node>(conditions).iter().any(compares).then_some(index)
+        let mut conditions = catalog::nodes::<pg_sys::Node>(conditions);
+        conditions.any(|node| (*node).type_ == NodeTag::T_RowCompareExpr).then_some(index)
     }
 }
 
@@ -320,9 +320,10 @@ unsafe fn describe_arbiter(index: pg_sys::Relation, info: *mut pg_sys::IndexInfo
     // SAFETY: an index has an operator family and type for each key column.
     unsafe {
         let count = usize::try_from((*info).ii_NumIndexKeyAttrs).unwrap_or(0);
-        let operators = pg_sys::palloc(size_of::<Oid>() * count).cast::<Oid>();
-        let functions = pg_sys::palloc(size_of::<Oid>() * count).cast::<Oid>();
-        let strategies = pg_sys::palloc(size_of::<u16>() * count).cast::<u16>();
+        let allocate = |size: usize| palloc::allocate(pg_sys::CurrentMemoryContext, size * count);
+        let operators = allocate(size_of::<Oid>()).cast::<Oid>();
+        let functions = allocate(size_of::<Oid>()).cast::<Oid>();
+        let strategies = allocate(size_of::<u16>()).cast::<u16>();
         for i in 0..count {
             let (operator, function) = equality(*(*index).rd_opfamily.add(i), *(*index).rd_opcintype.add(i));
             operators.add(i).write(operator);
@@ -394,10 +395,10 @@ unsafe fn mask_for_run(query: *mut QueryDesc) {
         });
         compared.into_iter().for_each(|index| relam_mask::mask(index, pg_sys::AccessShareLock));
         for target in targets {
-            let entries = catalog::nodes::<pg_sys::RangeTblEntry>((*planned).rtable);
-            let Some(entry) = entries.get((target as usize).wrapping_sub(1)) else { continue };
-            if (**entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE {
-                relam_mask::mask_partitions((**entry).relid, pg_sys::RowExclusiveLock);
+            let mut entries = catalog::nodes::<pg_sys::RangeTblEntry>((*planned).rtable);
+            let Some(entry) = entries.nth((target as usize).wrapping_sub(1)) else { continue };
+            if (*entry).relkind as u8 == pg_sys::RELKIND_PARTITIONED_TABLE {
+                relam_mask::mask_partitions((*entry).relid, pg_sys::RowExclusiveLock);
             }
         }
     }

@@ -51,8 +51,14 @@ pub fn install() {
     }
 }
 
-#[pg_guard]
 unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    if event != pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT {
+        clean_up(event);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn clean_up(event: pg_sys::XactEvent::Type) {
     use pg_sys::XactEvent::*;
     if event == XACT_EVENT_PRE_PREPARE {
         lock::before_prepare();

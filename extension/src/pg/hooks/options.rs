@@ -88,7 +88,7 @@ unsafe fn our_name(element: *mut pg_sys::DefElem) -> Option<String> {
 
 unsafe fn names_ours(list: *mut pg_sys::List) -> bool {
     // SAFETY: a list of DefElems.
-    unsafe { catalog::nodes::<pg_sys::DefElem>(list).into_iter().any(|element| our_name(element).is_some()) }
+    unsafe { catalog::nodes::<pg_sys::DefElem>(list).any(|element| our_name(element).is_some()) }
 }
 
 /// Takes ours out of a list of options.
@@ -248,14 +248,14 @@ unsafe fn alter(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStm
         if !matches!((*alter).objtype, pg_sys::ObjectType::OBJECT_TABLE | pg_sys::ObjectType::OBJECT_MATVIEW) {
             return statement;
         }
-        let commands = catalog::nodes::<pg_sys::AlterTableCmd>((*alter).cmds);
-        let lists = commands.iter().filter(|command| options_of(**command).is_some());
+        let commands = || catalog::nodes::<pg_sys::AlterTableCmd>((*alter).cmds);
+        let lists = commands().filter(|command| options_of(*command).is_some());
         let (mut about, mut named) = (false, false);
         for command in lists {
             about = true;
-            named |= names_ours((*(*command)).def.cast());
+            named |= names_ours((*command).def.cast());
         }
-        let moves = commands.iter().find(|command| (***command).subtype == AlterTableType::AT_SetAccessMethod);
+        let moves = commands().find(|command| (**command).subtype == AlterTableType::AT_SetAccessMethod);
         if !about && moves.is_none() {
             return statement;
         }
@@ -295,7 +295,7 @@ unsafe fn alter(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStm
             table_options::store(relid, &[], &others);
         }
         let leaves = moves.is_some_and(|command| {
-            let method = (**command).name;
+            let method = (*command).name;
             !method.is_null() && CStr::from_ptr(method) != c"loosekv"
         });
         let options = changed(ours, changes);

@@ -138,10 +138,8 @@ unsafe extern "C-unwind" fn describe_others(relid: pg_sys::Oid, rel: *mut pg_sys
     }
     // SAFETY: a list of IndexOptInfo, whose estimates are what access methods gave for that.
     unsafe {
-        let others: Vec<_> = catalog::nodes::<pg_sys::IndexOptInfo>((*rel).indexlist)
-            .into_iter()
-            .filter(|index| (**index).relam != am)
-            .collect();
+        let others: Vec<_> =
+            catalog::nodes::<pg_sys::IndexOptInfo>((*rel).indexlist).filter(|index| (**index).relam != am).collect();
         if others.is_empty() || !is_ours(relid) {
             return;
         }

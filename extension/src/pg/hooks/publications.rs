@@ -51,7 +51,7 @@ pub unsafe fn after_change(name: *const c_char, all_tables: bool) {
         };
         catalog::oids(tables)
     };
-    if let Some(table) = published.into_iter().filter(|table| is_ours(*table)).min_by_key(|table| table.to_u32()) {
+    if let Some(table) = published.filter(|table| is_ours(*table)).min_by_key(|table| table.to_u32()) {
         // SAFETY: by the contract.
         warn(table, &unsafe { CStr::from_ptr(name) }.to_string_lossy());
     }
@@ -103,7 +103,7 @@ fn warn(table: Oid, publication: &str) {
 unsafe fn first(publications: *mut pg_sys::List) -> Option<String> {
     // SAFETY: a list of oids; a name in memory of the current context.
     unsafe {
-        let publication = *catalog::oids(publications).first()?;
+        let publication = catalog::oids(publications).next()?;
         let name = pg_sys::get_publication_name(publication, true);
         (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
     }
@@ -116,7 +116,7 @@ fn family(relid: Oid) -> Vec<Oid> {
         let no_parents: *mut *mut pg_sys::List = std::ptr::null_mut();
         match pg_sys::get_rel_relkind(relid) as u8 {
             pg_sys::RELKIND_RELATION | pg_sys::RELKIND_PARTITIONED_TABLE => {
-                catalog::oids(guarded!(find_all_inheritors(relid, pg_sys::NoLock as i32, no_parents)))
+                catalog::oids(guarded!(find_all_inheritors(relid, pg_sys::NoLock as i32, no_parents))).collect()
             }
             _ => Vec::new(),
         }
