@@ -53,6 +53,12 @@ def parse(arguments):
     crossover.add_argument("--rounds", type=int, default=3)
     add_common(crossover)
 
+    counted = commands.add_parser("instructions", help="the server's instructions for a statement, counted by callgrind")
+    counted.add_argument("--workloads", type=words, default=["get", "miss", "insert", "upsert", "update", "queue", "limit-100"])
+    counted.add_argument("--rows", type=int, default=200_000)
+    counted.add_argument("--transactions", type=int, default=2000)
+    add_common(counted)
+
     soak = commands.add_parser("soak", help="inserts for a long time: pauses, and throughput by tenths")
     soak.add_argument("--minutes", type=float, default=30)
     soak.add_argument("--rows-per-statement", type=int, choices=(1, 100), default=1)
@@ -153,6 +159,9 @@ def main():
     elif options.command == "crossover":
         import crossover
         crossover.run(options)
+    elif options.command == "instructions":
+        import instructions
+        instructions.run(options)
     else:
         import soak
         soak.run(options, open_results(options, options.label or "soak"))

@@ -5,6 +5,7 @@ import unittest
 from collections import Counter
 from xml.etree import ElementTree
 
+import instructions
 import pgbench
 import plan
 import schema
@@ -46,6 +47,19 @@ class Logs(unittest.TestCase):
         self.assertAlmostEqual(shares[0], 100)
         self.assertAlmostEqual(shares[9], 50)
         self.assertAlmostEqual(soak.longest_gap(bins), 0.3)
+
+
+class Counts(unittest.TestCase):
+    def test_a_call_counts_where_it_was_spent(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".callgrind") as file:
+            file.write("version: 1\npositions: line\nevents: Ir I1mr\nsummary: 118 3\n\n"
+                       "ob=(1) /lib/postgres\nfl=(1) a.c\nfn=(1) main\n7 10 2\n+1 5\n"
+                       "cob=(2) /lib/loosekv.so\ncfi=(2) b.rs\ncfn=(2) get\ncalls=3 9\n-1 103 1\n* 0 0\n\n"
+                       "ob=(2)\nfl=(2)\nfn=(2)\n9 103 1\ntotals: 118 3\n")
+            file.flush()
+            counts = instructions.read_counts(file.name)
+        self.assertEqual(counts, {("Ir", "postgres"): 15, ("Ir", "loosekv.so"): 103, ("Ir", "all"): 118,
+                                  ("I1mr", "postgres"): 2, ("I1mr", "loosekv.so"): 1, ("I1mr", "all"): 3})
 
 
 class Verdicts(unittest.TestCase):

@@ -8,12 +8,12 @@
 use super::ahead::{Ahead, Long};
 use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES, LENGTH};
 use super::fence::Fence;
-use super::reader::{check_level, image, Image, REST_LINES};
+use super::reader::{check_level, image, Image};
 use super::{PageSource, Run};
 use crate::cpu::LINE;
 use crate::error::{Error, Result};
 use crate::page::{PageBuf, PageKind, CONTENT};
-use crate::types::{Head, RowRef};
+use crate::types::{Head, RowRef, PAGE_SIZE};
 use std::ops::Deref;
 
 /// Lines of a data page that a search looks at first, mostly: its head, and the heads of its keys.
@@ -422,9 +422,12 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let rows = page.layout.first_rows(known).map(|at| begin + at);
         run.touch(source, page.index + 1, [0, LINE].into_iter().chain(rows));
         if page.missing > 0 {
-            let last = begin + page.layout.last_row_at();
-            run.touch(source, page.index + 1, (1..REST_LINES).map(|line| last + line * LINE));
-            run.touch(source, page.index + 2, (0..REST_LINES).map(|line| line * LINE));
+            // All of that row will be copied. It is as long as this page's last one.
+            let (last, here) = (page.layout.last_row_at(), self.image().len());
+            let row = here.saturating_sub(last) + page.missing;
+            let rest = row.saturating_sub(PAGE_SIZE.saturating_sub(begin + last));
+            run.touch(source, page.index + 1, (begin + last + LINE..PAGE_SIZE).step_by(LINE));
+            run.touch(source, page.index + 2, (0..CONTENT + 2 * LENGTH + rest).step_by(LINE));
         }
     }
 

@@ -136,7 +136,7 @@ unsafe fn start(scan: IndexScanDesc) -> Running {
     }
 }
 
-/// Without a guard where the next row has been found ahead: then nothing can fail.
+/// Without a guard where the next row has been found ahead, or there is none behind the only key: then nothing can fail.
 ///
 /// # Safety
 /// A callback of the index access method.
@@ -144,6 +144,9 @@ pub unsafe extern "C-unwind" fn next(scan: IndexScanDesc, direction: pg_sys::Sca
     // SAFETY: the executor's scan. The row stays on its page until the scan moves or ends.
     unsafe {
         if let Some(running) = &mut state(scan).running {
+            if table_scan::heading(direction) == Direction::Forward && running.keys.leave_only_key() {
+                return false;
+            }
             if !(*scan).xs_want_itup && running.keys.step(table_scan::heading(direction)) {
                 if let Some(spot) = running.keys.spot() {
                     (*scan).xs_heaptid = tid::from_row(spot.row_id());

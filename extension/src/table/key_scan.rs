@@ -201,6 +201,16 @@ impl KeyScan {
         }
     }
 
+    /// Forwards to the end, if this is a scan of one key and stands at it. As `next` does it, where nothing has to be let go of.
+    #[inline]
+    pub fn leave_only_key(&mut self) -> bool {
+        let leaves = matches!(self.wanted, Wanted::Point(_)) && self.position == Position::In(0);
+        if leaves {
+            self.position = Position::AfterLast;
+        }
+        leaves
+    }
+
     /// Where the row stands that was found last, if it was found ahead.
     #[inline]
     pub fn spot(&self) -> Option<Spot<'_>> {
