@@ -7,7 +7,6 @@ other processes do is not in it.
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +22,9 @@ from workloads import WORKLOADS
 
 # Sessions need some transactions until what they remember is complete: plans, the catalog, memory.
 FEW = 300
-SETTINGS = {"shared_buffers": "1GB", "loosekv.shared_memory": "256MB", "log_disconnections": "on", "autovacuum": "off"}
+SETTINGS = {"shared_buffers": "1GB", "loosekv.shared_memory": "256MB", "log_disconnections": "on"}
+# One row in so many is read before anything is counted: there are some thirty on a page.
+WARM_EVERY = 4
 UP_AND_DOWN = 120
 OURS, TOTAL = "loosekv.so", "all"
 EVENTS = {"Ir": "instructions", "I1mr": "lines of code fetched", "D1mr": "lines of data fetched"}
@@ -65,14 +66,13 @@ class Counted(Server):
 
     def load(self):
         self.start()
-        connection = self.connect()
-        schema.create(connection, "uuid", 256)
+        schema.create(self.connect(), "uuid", 256)
         for store in STORES:
-            connection.rows(f"SET search_path = {schema.search_path(store)}")
+            connection = self.connect(search_path=schema.search_path(store))
             connection.rows(schema.table(store, "uuid"))
             connection.rows(f"INSERT INTO kv SELECT key(n), value(n) FROM generate_series(1, {self.options.rows}) n")
             connection.rows("VACUUM ANALYZE kv")
-        self._down()
+        self.down()
 
     def start_counting(self):
         os.mkdir(self.counts)
@@ -93,15 +93,13 @@ class Counted(Server):
                 time.sleep(0.5)
         # What is not in the buffers yet would be read in by the first statements that come to it.
         for store in STORES:
-            connection = self.connect()
-            connection.rows(f"SET search_path = {schema.search_path(store)}; SET enable_hashjoin = off; SET enable_mergejoin = off")
-            connection.rows(f"SELECT count(v) FROM generate_series(1, {self.options.rows}, 14) n, LATERAL "
+            connection = self.connect(search_path=schema.search_path(store), enable_hashjoin="off", enable_mergejoin="off")
+            connection.rows(f"SELECT count(v) FROM generate_series(1, {self.options.rows}, {WARM_EVERY}) n, LATERAL "
                             "(SELECT v FROM kv WHERE k = key(n) OFFSET 0) found")
 
     def count(self, workload, store):
         """(event, library) -> a transaction's share."""
-        connection = self.connect()
-        connection.rows(f"SET search_path = {schema.search_path(store)}")
+        connection = self.connect(search_path=schema.search_path(store))
         if workload.table == "queue":
             connection.rows(schema.table(store, "bigint-seq", "queue"))
             connection.rows(f"INSERT INTO queue SELECT n, value(n) FROM generate_series(1, {schema.QUEUE_DEPTH}) n")
@@ -115,7 +113,8 @@ class Counted(Server):
         first = 10 * self.options.rows + self.used * 100 * (FEW + self.options.transactions)
         with open(self.log) as log:
             log.seek(0, os.SEEK_END)
-            pgbench.run(self, workload.scripts, 1, self.used, {"rows": self.options.rows, "first": first},
+            # The same rows for both stores, and whatever is counted before.
+            pgbench.run(self, workload.scripts, 1, transactions, {"rows": self.options.rows, "first": first},
                         transactions=transactions, options=schema.session(store, "off", workload.rows))
             return read_counts(os.path.join(self.counts, self._ended(log)))
 
@@ -131,19 +130,10 @@ class Counted(Server):
             time.sleep(0.05)
         raise RuntimeError(f"no session of pgbench has ended:\n{found[-600:]}")
 
-    def _down(self):
-        for connection in self.connections:
-            connection.close()
-        self.connections = []
-        self._shell("cluster_stop", self.directory)
-
     def stop(self):
         if self.callgrind and self.callgrind.poll() is None:
-            self._shell("cluster_stop", self.directory, check=False)
-            try:
-                self.callgrind.wait(UP_AND_DOWN)
-            except subprocess.TimeoutExpired:
-                self.callgrind.send_signal(signal.SIGTERM)
+            self.down(check=False)
+            self.callgrind.wait(UP_AND_DOWN)
         super().stop()
 
 

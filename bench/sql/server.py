@@ -34,11 +34,16 @@ class Server:
         with open(os.path.join(self.data, "postmaster.pid")) as file:
             self.postmaster = int(file.readline())
 
-    def stop(self):
-        """Stops it and takes everything away."""
+    def down(self, check=True):
+        """Stops it, and leaves it where it is."""
         for connection in self.connections:
             connection.close()
-        self._shell("cluster_stop", self.directory, check=False)
+        self.connections = []
+        self._shell("cluster_stop", self.directory, check=check)
+
+    def stop(self):
+        """Stops it and takes everything away."""
+        self.down(check=False)
         self.group.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
 

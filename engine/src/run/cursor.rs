@@ -8,7 +8,7 @@
 use super::ahead::{Ahead, Long};
 use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES, LENGTH};
 use super::fence::Fence;
-use super::reader::{check_level, image, Image};
+use super::reader::{check_level, image, Image, REST_LINES};
 use super::{PageSource, Run};
 use crate::cpu::LINE;
 use crate::error::{Error, Result};
@@ -422,12 +422,16 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         let rows = page.layout.first_rows(known).map(|at| begin + at);
         run.touch(source, page.index + 1, [0, LINE].into_iter().chain(rows));
         if page.missing > 0 {
-            // All of that row will be copied. It is as long as this page's last one.
-            let (last, here) = (page.layout.last_row_at(), self.image().len());
-            let row = here.saturating_sub(last) + page.missing;
-            let rest = row.saturating_sub(PAGE_SIZE.saturating_sub(begin + last));
-            run.touch(source, page.index + 1, (begin + last + LINE..PAGE_SIZE).step_by(LINE));
-            run.touch(source, page.index + 2, (0..CONTENT + 2 * LENGTH + rest).step_by(LINE));
+            let end = match page.layout.last_row_at() {
+                // All of that row will be copied. It is as long as this page's last one.
+                Some(at) => {
+                    let row = self.image().len().saturating_sub(at) + page.missing;
+                    run.touch(source, page.index + 1, (begin + at + LINE..PAGE_SIZE).step_by(LINE));
+                    CONTENT + 2 * LENGTH + (begin + at + row).saturating_sub(PAGE_SIZE)
+                }
+                None => REST_LINES * LINE,
+            };
+            run.touch(source, page.index + 2, (0..end).step_by(LINE));
         }
     }
 

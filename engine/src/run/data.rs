@@ -316,9 +316,9 @@ impl Layout {
         (0..count).map(move |row| first + row * stride)
     }
 
-    /// Where the last row is, if rows are all of one length.
-    pub fn last_row_at(&self) -> usize {
-        self.rows_at + self.rows.saturating_sub(1) * self.stride
+    /// Where the last row is, if that is known without a look at the image: if rows are all of one length.
+    pub fn last_row_at(&self) -> Option<usize> {
+        (self.stride != 0).then(|| self.rows_at + self.rows.saturating_sub(1) * self.stride)
     }
 
     /// Looks whether every row is within the page.

@@ -49,25 +49,25 @@ unsafe extern "C-unwind" fn leave(_code: i32, _arg: pg_sys::Datum) {
     loosekv_shm::leave();
 }
 
-/// Without a guard where a transaction has nothing to do here, as most have.
+/// Without a guard where nothing can fail.
 unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    // SAFETY: the transaction is still the current one.
+    let has_id = || unsafe { raw::GetTopFullTransactionIdIfAny() }.value != 0;
     match event {
-        pg_sys::XactEvent::XACT_EVENT_PREPARE | pg_sys::XactEvent::XACT_EVENT_ABORT => clean_up(event),
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => {
-            // SAFETY: the transaction is still the current one. One without an id has dropped nothing.
-            if unsafe { raw::GetTopFullTransactionIdIfAny() }.value != 0 {
-                clean_up(event);
-            }
-            loosekv_shm::heap::heed();
-        }
-        _ => {}
+        // Without an id it has dropped nothing.
+        pg_sys::XactEvent::XACT_EVENT_COMMIT if !has_id() => loosekv_shm::heap::heed(),
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {}
+        _ => clean_up(event),
     }
 }
 
 #[pg_guard]
 unsafe extern "C-unwind" fn clean_up(event: pg_sys::XactEvent::Type) {
     match event {
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => forget_dropped(true),
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => {
+            forget_dropped(true);
+            loosekv_shm::heap::heed();
+        }
         pg_sys::XactEvent::XACT_EVENT_PREPARE => {
             // Whoever ends the transaction, elsewhere and maybe after a restart, is not told which files go then. Nobody comes to them
             // before; those that stay are loaded again.

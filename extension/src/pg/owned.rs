@@ -6,13 +6,15 @@ use super::palloc;
 use crate::host::pins;
 use pgrx::pg_sys;
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 
 /// A value in a memory context, which watches over it.
 #[repr(C)]
 pub struct Owned<T> {
     callback: pg_sys::MemoryContextCallback,
     context: pg_sys::MemoryContext,
-    value: Option<T>,
+    value: ManuallyDrop<T>,
+    is_there: bool,
 }
 
 impl<T> Owned<T> {
@@ -29,7 +31,7 @@ impl<T> Owned<T> {
                 arg: owned.cast(),
                 next: std::ptr::null_mut(),
             };
-            owned.write(Owned { callback, context, value: Some(value) });
+            owned.write(Owned { callback, context, value: ManuallyDrop::new(value), is_there: true });
             raw::MemoryContextRegisterResetCallback(context, &raw mut (*owned).callback);
             owned
         }
@@ -39,7 +41,7 @@ impl<T> Owned<T> {
     /// `owned` came from [`Owned::new`], was not released, and nobody else holds a reference to its value.
     pub unsafe fn get<'a>(owned: *mut Owned<T>) -> &'a mut T {
         // SAFETY: by the contract: the value is there until it is released.
-        unsafe { (*owned).value.as_mut().unwrap_unchecked() }
+        unsafe { &mut (*owned).value }
     }
 
     /// Drops the value now, and leaves nothing behind: a statement may scan once for each of its rows.
@@ -50,7 +52,7 @@ impl<T> Owned<T> {
         // SAFETY: by the contract. The context is there as long as what was allocated in it, and its callbacks are a list, of which
         // those that come last are the first.
         unsafe {
-            (*owned).value = None;
+            Owned::drop_value(owned);
             let callback = &raw mut (*owned).callback;
             let mut at = &raw mut (*(*owned).context).reset_cbs;
             while !(*at).is_null() && !std::ptr::eq(*at, callback) {
@@ -63,8 +65,19 @@ impl<T> Owned<T> {
         }
     }
 
+    /// # Safety
+    /// As for [`Owned::release`].
+    unsafe fn drop_value(owned: *mut Owned<T>) {
+        // SAFETY: by the contract. What says that it is there is cleared first, so that the callback does nothing later.
+        unsafe {
+            if std::mem::replace(&mut (*owned).is_there, false) {
+                ManuallyDrop::drop(&mut (*owned).value);
+            }
+        }
+    }
+
     unsafe extern "C-unwind" fn on_reset(arg: *mut c_void) {
         // SAFETY: `arg` is the Owned that registered this callback.
-        unsafe { pins::abandon(|| (*arg.cast::<Owned<T>>()).value = None) };
+        pins::abandon(|| unsafe { Owned::drop_value(arg.cast::<Owned<T>>()) });
     }
 }

@@ -50,7 +50,6 @@ impl Info {
     }
 }
 
-static KNOWN: Later<HashMap<u32, Rc<Info>, BuildHasherDefault<OidHasher>>> = later();
 /// Oids are the server's own numbers: who chooses names has no say in them, so any hash will do.
 #[derive(Default)]
 struct OidHasher(u64);
@@ -69,6 +68,7 @@ impl Hasher for OidHasher {
     }
 }
 
+static KNOWN: Later<HashMap<u32, Rc<Info>, BuildHasherDefault<OidHasher>>> = later();
 static FORMATS: Later<HashMap<u32, KeyCodec>> = later();
 
 /// The table's info; `rel` is open.

@@ -51,6 +51,7 @@ pub fn install() {
     }
 }
 
+/// Without a guard where there is nothing to do.
 unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     if event != pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT {
         clean_up(event);
