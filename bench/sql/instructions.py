@@ -82,20 +82,33 @@ class Counted(Server):
         self.log = os.path.join(self.directory, "counted.log")
         with open(self.log, "w") as log:
             self.callgrind = subprocess.Popen(["bash", "-c", command, CLUSTER_SH], stdout=log, stderr=log)
-        begun = time.monotonic()
-        while True:
-            try:
-                self.connect()
-                break
-            except SqlError:
-                if time.monotonic() - begun > UP_AND_DOWN or self.callgrind.poll() is not None:
-                    raise
-                time.sleep(0.5)
-        # What is not in the buffers yet would be read in by the first statements that come to it.
+        self._wait(self._is_up)
+        # After a start the key index is made again in the background. Then nothing goes on there any more: what it moves would have to be
+        # read in again, by whichever session comes to it first.
+        connection = self.connect(search_path=schema.search_path("loosekv"))
+        self._wait(lambda: connection.value("SELECT index_coverage FROM loosekv.table_stats('kv')") == "1")
+        connection.rows("ALTER SYSTEM SET loosekv.workers = 0")
+        connection.rows("SELECT pg_reload_conf()")
         for store in STORES:
             connection = self.connect(search_path=schema.search_path(store), enable_hashjoin="off", enable_mergejoin="off")
             connection.rows(f"SELECT count(v) FROM generate_series(1, {self.options.rows}, {WARM_EVERY}) n, LATERAL "
                             "(SELECT v FROM kv WHERE k = key(n) OFFSET 0) found")
+
+    def _is_up(self):
+        try:
+            self.connect()
+            return True
+        except SqlError:
+            if self.callgrind.poll() is not None:
+                raise
+            return False
+
+    def _wait(self, until):
+        begun = time.monotonic()
+        while not until():
+            if time.monotonic() - begun > UP_AND_DOWN:
+                raise RuntimeError("the server under callgrind does not get ready")
+            time.sleep(0.5)
 
     def count(self, workload, store):
         """(event, library) -> a transaction's share."""
