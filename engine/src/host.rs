@@ -238,6 +238,21 @@ pub trait Horizon {
     }
     /// No snapshot, now or later, fails to see a committed writer below this one.
     fn oldest(&self) -> Writer;
+    /// Every writer below this one has ended, whoever sees it.
+    fn ended(&self) -> Writer;
+
+    fn below(&self) -> WritersBelow {
+        WritersBelow { seen: self.oldest(), ended: self.ended() }
+    }
+}
+
+/// How far writers have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WritersBelow {
+    /// Those below it that committed are visible to all.
+    pub seen: Writer,
+    /// Those below it have ended. A snapshot that is kept for long holds up what all see, not this.
+    pub ended: Writer,
 }
 
 /// Readers elsewhere.

@@ -24,7 +24,7 @@ use crate::key_text::hex;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::pieces::Pieces;
 use crate::run::{Cut, Run, RunShape};
-use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId};
+use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId, Writer};
 use std::collections::TryReserveError;
 
 const MAGIC: u32 = 0x4c4b_5631;
@@ -62,6 +62,11 @@ impl RunDesc {
     #[inline]
     pub fn run(&self) -> Run<'_> {
         Run { cut: self.cut.as_ref(), ..Run::new(&self.shape, &self.extents) }
+    }
+
+    /// Whether all its writers have. `ended`: every writer below it has ended.
+    pub fn has_ended(&self, ended: Writer) -> bool {
+        self.settled || self.shape.max_writer < ended
     }
 
     /// The first key that it has.

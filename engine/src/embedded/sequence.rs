@@ -107,6 +107,10 @@ impl Horizon for SequenceHorizon {
     fn oldest(&self) -> Writer {
         Writer(self.oldest + 1)
     }
+
+    fn ended(&self) -> Writer {
+        Writer(self.visible + 1)
+    }
 }
 
 #[cfg(test)]
@@ -130,7 +134,7 @@ mod tests {
             [10, 11, 30, 31].map(fate),
             [Fate::VisibleToAll, Fate::Committed, Fate::Committed, Fate::InProgress]
         );
-        assert_eq!(sequences.horizon().oldest(), Writer(11));
+        assert_eq!((sequences.horizon().oldest(), sequences.horizon().ended()), (Writer(11), Writer(31)));
         let again = first.again();
         drop(first);
         assert_eq!(sequences.horizon().oldest(), Writer(11));

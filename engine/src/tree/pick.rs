@@ -96,18 +96,23 @@ pub fn pick(runs: &[RunInfo], room: Room, options: &TreeOptions, effort: Effort,
         }
     }
     let apart = |job| keep_apart(runs, job);
-    let job = match effort {
-        Effort::All => whole(runs, options).and_then(apart),
-        // What is merged with everything, for that is known to be worth it, need not be merged by itself before. Levels that fill
-        // meanwhile do not wait for it.
-        _ => space(runs, room, options)
-            .filter(|job| room.garbage.is_some() && apart(job.clone()).as_ref() == Some(job))
-            .or_else(|| full_level(runs, options.fan_in as usize).and_then(apart))
-            .or_else(|| space(runs, room, options).and_then(apart))
+    if effort == Effort::All {
+        return whole(runs, options).and_then(apart).map(Pick::Merge);
+    }
+    // What is merged with everything, for that is known to be worth it, need not be merged by itself before. Levels that fill
+    // meanwhile do not wait for it.
+    let known = space(runs, room, options)
+        .filter(|job| room.garbage.is_some() && apart(job.clone()).as_ref() == Some(job))
+        .map(Pick::Merge);
+    let other = || {
+        space(runs, room, options)
+            .and_then(apart)
             .or_else(|| tombstones(runs, options).and_then(apart))
-            .or_else(|| tidy(runs, options, effort, tidying).and_then(apart)),
+            .or_else(|| tidy(runs, options, effort, tidying).and_then(apart))
+            .map(Pick::Merge)
     };
-    job.map(Pick::Merge)
+    let full = || full_level(runs, options.fan_in as usize).and_then(|job| empty_level(runs, job));
+    known.or_else(full).or_else(other)
 }
 
 /// What does not wait for a merge that was begun: full levels of the runs that are newer than those of the merge. (None of another
@@ -120,7 +125,7 @@ pub fn pick_newer(newer: &[RunInfo], options: &TreeOptions) -> Option<Pick> {
     if let Some(job) = chain_to_move(newer, fan_in) {
         return Some(Pick::Move(job));
     }
-    keep_apart(newer, full_level(newer, fan_in)?).map(Pick::Merge)
+    empty_level(newer, full_level(newer, fan_in)?)
 }
 
 /// A merge that was begun and has not ended: its runs and slices, of which the last is whole.
@@ -167,6 +172,20 @@ fn keep_apart(runs: &[RunInfo], job: Job) -> Option<Job> {
     let newer = inputs.iter().take_while(|run| !run.finished).count();
     let level = inputs.iter().take(newer).map(|run| run.level).max()?;
     (newer > 1).then(|| Job { runs: job.runs.start..job.runs.start + newer, level })
+}
+
+/// What a full level is relieved of: its oldest runs become one of the next level, as many as may be merged with each other. Where
+/// that is one alone, it goes there as it is: else a writer who has a row in it, and does not end for long, would hold up all that
+/// is written after.
+fn empty_level(runs: &[RunInfo], job: Job) -> Option<Pick> {
+    let inputs = runs.get(job.runs.clone())?;
+    let oldest = inputs.last()?;
+    let alike = inputs.iter().rev().take_while(|run| run.finished == oldest.finished).count();
+    let alike = Job { runs: job.runs.end - alike..job.runs.end, ..job };
+    match alike.runs.len() {
+        1 => (oldest.level < alike.level).then_some(Pick::Move(alike)),
+        _ => Some(Pick::Merge(alike)),
+    }
 }
 
 /// The level where a run made of these belongs, if not on a lower one than they are: a merge of `fan_in` runs of a level, or of about
@@ -415,11 +434,19 @@ mod tests {
         assert_eq!(pick(&runs, Effort::AtRest), merge(1..4, 1));
         assert_eq!(pick(&runs, Effort::All), merge(1..5, 1));
         runs[2].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), None);
+        let moved = |runs, level| Some(Pick::Move(Job { runs, level }));
+        assert_eq!(pick(&runs, Effort::AtRest), moved(3..4, 1));
         runs[1].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), merge(0..3, 0));
+        assert_eq!(pick(&runs, Effort::AtRest), moved(3..4, 1));
+        assert_eq!(pick(&runs, Effort::All), merge(3..5, 1));
         runs[3].finished = false;
         assert_eq!(pick(&runs, Effort::AtRest), merge(0..4, 1));
+        // One writer does not hold up what is written after.
+        (runs[0].finished, runs[1].finished, runs[2].finished) = (true, true, true);
+        assert_eq!(pick(&runs, Effort::AtRest), moved(3..4, 1));
+        let deepest =
+            [run(u8::MAX, 1), run(u8::MAX, 1), run(u8::MAX, 1), RunInfo { finished: false, ..run(u8::MAX, 1) }];
+        assert_eq!(pick(&deepest, Effort::AtRest), None);
     }
 
     #[test]

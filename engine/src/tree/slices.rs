@@ -60,13 +60,13 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    /// `oldest`: committed writers below it are visible to all; `each`: data pages of a slice.
-    pub fn new(inputs: &[Arc<RunDesc>], oldest: Writer, each: u32) -> Result<Slices> {
+    /// `ended`: writers below it have ended; `each`: data pages of a slice.
+    pub fn new(inputs: &[Arc<RunDesc>], ended: Writer, each: u32) -> Result<Slices> {
         let ends = inputs.last().zip(inputs.first()).map(|(old, new)| (old.first_l0, new.last_l0));
         let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
         let pages: u64 = inputs.iter().map(|run| run.pages()).sum();
         // Runs with writers who have not ended are not merged with others, and what was begun must be merged whole.
-        let finished = inputs.iter().all(|run| run.settled || run.shape.max_writer < oldest);
+        let finished = inputs.iter().all(|run| run.has_ended(ended));
         let each = (finished && pages >= 2 * u64::from(each)).then_some(each);
         let inputs = inputs.iter().map(|run| Some((**run).clone())).collect();
         Ok(Slices { each, pages, inputs, first_l0, last_l0, ids: Vec::new(), data: Vec::new(), uses: Vec::new() })

@@ -1,6 +1,6 @@
 //! Writers are full transaction ids. What became of one, as of now, and conversions between 64 and 32 bits.
 
-use loosekv_engine::host::{Horizon, Lagging};
+use loosekv_engine::host::{Horizon, Lagging, WritersBelow};
 use loosekv_engine::types::{Fate, Head, Writer};
 use pgrx::pg_sys;
 
@@ -78,6 +78,20 @@ pub unsafe fn oldest_visible_to_all(rel: pg_sys::Relation) -> Writer {
     widen(oldest, next())
 }
 
+/// Every transaction below the result has ended: those that all see, if `seen` they are below that, or those before the oldest that runs.
+fn ended_or(seen: Writer) -> Writer {
+    // SAFETY: guarded; looks into the process array. Nobody merges on a standby, where it would not know of the primary's transactions.
+    let running = unsafe { pg_sys::GetOldestActiveTransactionId() };
+    widen(running, next()).max(seen)
+}
+
+/// How far transactions have come, for every table of every database.
+pub fn below() -> WritersBelow {
+    // SAFETY: null: the answer holds for all tables.
+    let seen = unsafe { oldest_visible_to_all(std::ptr::null_mut()) };
+    WritersBelow { seen, ended: ended_or(seen) }
+}
+
 /// The oldest snapshot that standbys have reported (hot_standby_feedback), by their walsenders or their slots.
 pub fn standbys() -> Option<Lagging> {
     // SAFETY: settings and shared structures that exist since the server's start. Others' ids are read without a lock, as
@@ -139,6 +153,10 @@ impl Horizon for XidHorizon {
 
     fn oldest(&self) -> Writer {
         self.oldest
+    }
+
+    fn ended(&self) -> Writer {
+        ended_or(self.oldest)
     }
 }
 

@@ -298,9 +298,8 @@ fn serve_signals() -> bool {
 /// Notes which tables of the database need something.
 fn survey() {
     let Some(global) = global::get() else { return };
-    // SAFETY: set when the worker connected; null: the answer holds for all tables.
-    let (database, oldest) =
-        unsafe { (pg_sys::MyDatabaseId.to_u32(), writers::oldest_visible_to_all(std::ptr::null_mut())) };
+    // SAFETY: set when the worker connected.
+    let (database, below) = (unsafe { pg_sys::MyDatabaseId.to_u32() }, writers::below());
     let now = elapsed();
     let now_micros = self::now() as u64;
     let (short, mut largest) = (memory::is_short() || memory::is_needed(), None);
@@ -312,7 +311,7 @@ fn survey() {
             let quiet = is_quiet(table, tree.counters.rows_written.load(Relaxed), now);
             // Use counts from the beginning of a statement, which may write for long.
             let idle = quiet && now_micros.abs_diff(used) > IDLE_TABLE;
-            let task = need::look(tree, &global.budgets, oldest, quiet, idle);
+            let task = need::look(tree, &global.budgets, below, quiet, idle);
             if let Some(task) = task {
                 agenda.note(table, task, now);
             }

@@ -249,7 +249,7 @@ fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
             memory::with_relief(&tree, || interrupt::held(|| tree.rebuild_index()))
         }
         Task::Merge => {
-            let runs = open.shared().merge_due(oldest());
+            let runs = open.shared().merge_due(writers::below());
             report(&format!("merging {} runs of {name}", runs.unwrap_or_default()));
             let tree = open.sweeping_tree(locked.rel);
             let done = interrupt::held(|| tree.compact_one(false));
@@ -290,11 +290,6 @@ fn sweep(tree: &Tree<'_, PgHost>) -> Result<bool> {
         between_pages()?;
     }
     Ok(true)
-}
-
-fn oldest() -> loosekv_engine::types::Writer {
-    // SAFETY: null: the answer holds for all tables.
-    unsafe { writers::oldest_visible_to_all(std::ptr::null_mut()) }
 }
 
 /// Between the pages of a merge. In any other process than a worker it does nothing.

@@ -2,9 +2,8 @@
 
 use super::agenda::Task;
 use crate::host::{writers, PgHost};
-use loosekv_engine::host::Budgets;
+use loosekv_engine::host::{Budgets, WritersBelow};
 use loosekv_engine::tree::{Ebb, Shared};
-use loosekv_engine::types::Writer;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A free end of the file that is shorter than this, in pages, is left for the next run.
@@ -13,9 +12,8 @@ pub const WORTH_TRIMMING: u32 = 1024;
 /// A memtable smaller than this, in bytes of memory, may stay one for as long as it likes.
 const WORTH_SPILLING: usize = 256 << 10;
 
-/// The most pressing need of a table. `oldest`: committed writers below it are visible to all. `quiet`: nobody has written
-/// to it for a while. `idle`: nobody has used it for a while.
-pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: bool, idle: bool) -> Option<Task> {
+/// The most pressing need of a table. `quiet`: nobody has written to it for a while. `idle`: nobody has used it for a while.
+pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, below: WritersBelow, quiet: bool, idle: bool) -> Option<Task> {
     let view = tree.current.pin::<PgHost>();
     if !view.frozen.is_empty() {
         return Some(Task::Flush);
@@ -29,10 +27,10 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, oldest: Writer, quiet: boo
     if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);
     }
-    if tree.merge_due(oldest).is_some() {
+    if tree.merge_due(below).is_some() {
         return Some(Task::Merge);
     }
-    if tree.sweep_due(&view, oldest) {
+    if tree.sweep_due(&view, below.seen) {
         return Some(Task::Sweep);
     }
     if !idle {

@@ -63,6 +63,7 @@ impl<T: ?Sized> Deref for Owned<T> {
 pub(in crate::tree) struct TestHorizon {
     fates: BTreeMap<u64, Fate>,
     oldest: u64,
+    ended: u64,
 }
 
 impl Horizon for TestHorizon {
@@ -75,6 +76,9 @@ impl Horizon for TestHorizon {
     }
     fn oldest(&self) -> Writer {
         Writer(self.oldest)
+    }
+    fn ended(&self) -> Writer {
+        Writer(self.ended)
     }
 }
 
@@ -192,7 +196,7 @@ impl Host for TestHost {
     }
     fn horizon(&self) -> TestHorizon {
         let world = self.world.borrow();
-        TestHorizon { fates: world.fates.clone(), oldest: world.oldest() }
+        TestHorizon { fates: world.fates.clone(), oldest: world.oldest(), ended: world.ended() }
     }
     /// So little that the model's runs have something in side files.
     fn aside_memory(&self) -> usize {
