@@ -598,7 +598,7 @@ expect_few_runs() { # expect_few_runs WHO STATEMENT: rows are written beside a t
     stop_load
     rm "$dir/resting"
     echo "         with an old $1: up to $most runs"
-    [ "$most" -le 30 ] || fail "with an old $1: $most runs"
+    [ "$most" -le 20 ] || fail "with an old $1: $most runs"
 }
 
 test_old_transactions() {

@@ -5,6 +5,7 @@
 
 use crate::error::Result;
 use crate::manifest::Manifest;
+use crate::mutation::{on, Mutation::RunningTakenForEnded};
 use crate::page::PageBuf;
 use crate::row_cache::RowCache;
 use crate::tree::{SuperVersion, Tree};
@@ -238,21 +239,45 @@ pub trait Horizon {
     }
     /// No snapshot, now or later, fails to see a committed writer below this one.
     fn oldest(&self) -> Writer;
-    /// Every writer below this one has ended, whoever sees it.
-    fn ended(&self) -> Writer;
+    /// Which writers have ended, whoever sees them.
+    fn ended(&self) -> Ended;
 
-    fn below(&self) -> WritersBelow {
-        WritersBelow { seen: self.oldest(), ended: self.ended() }
+    fn standing(&self) -> Standing {
+        Standing { oldest: self.oldest(), ended: self.ended() }
     }
 }
 
 /// How far writers have come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WritersBelow {
-    /// Those below it that committed are visible to all.
-    pub seen: Writer,
-    /// Those below it have ended. A snapshot that is kept for long holds up what all see, not this.
-    pub ended: Writer,
+#[derive(Debug)]
+pub struct Standing {
+    /// Committed writers below it are visible to all.
+    pub oldest: Writer,
+    /// A snapshot that is kept for long holds up what all see, not this.
+    pub ended: Ended,
+}
+
+/// Which writers have ended, as of one moment.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// Every one below it.
+    pub below: Writer,
+    /// Of those below this one, too, all but ...
+    pub but: Writer,
+    /// ... these; a writer, and whatever writes on his behalf.
+    pub running: Vec<Writer>,
+}
+
+impl Ended {
+    /// Every writer below this one, and nothing is known of others.
+    pub fn below(below: Writer) -> Ended {
+        Ended { below, ..Ended::default() }
+    }
+
+    /// Whether every writer from the first to the last has.
+    pub fn all_of(&self, first: Writer, last: Writer) -> bool {
+        let runs = |running: &Writer| (first..=last).contains(running) && !on(RunningTakenForEnded);
+        last < self.below || last < self.but && !self.running.iter().any(runs)
+    }
 }
 
 /// Readers elsewhere.
@@ -292,5 +317,23 @@ impl Budget {
     pub fn is_full(&self) -> bool {
         use std::sync::atomic::Ordering::Relaxed;
         self.used.load(Relaxed) >= self.limit.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_have_ended_that_do_not_run() {
+        let ended = Ended { below: Writer(10), but: Writer(20), running: vec![Writer(10), Writer(15)] };
+        let all_of = |first, last| ended.all_of(Writer(first), Writer(last));
+        assert!(all_of(1, 9) && all_of(11, 14) && all_of(16, 19));
+        assert!(!all_of(9, 10) && !all_of(10, 11) && !all_of(11, 15) && !all_of(12, 17), "one of them runs");
+        assert!(!all_of(16, 20) && !all_of(21, 22), "these began later");
+        assert!(
+            Ended::below(Writer(10)).all_of(Writer(1), Writer(9))
+                && !Ended::below(Writer(10)).all_of(Writer(9), Writer(10))
+        );
     }
 }

@@ -20,11 +20,12 @@
 use crate::bytes::{put_bytes, put_varint, Reader};
 use crate::error::{Error, Result};
 use crate::extent::FreeSpace;
+use crate::host::Ended;
 use crate::key_text::hex;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::pieces::Pieces;
 use crate::run::{Cut, Run, RunShape};
-use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId, Writer};
+use crate::types::{Extent, ExtentSeq, L0Id, PageNo, RowId, RunId};
 use std::collections::TryReserveError;
 
 const MAGIC: u32 = 0x4c4b_5631;
@@ -64,9 +65,9 @@ impl RunDesc {
         Run { cut: self.cut.as_ref(), ..Run::new(&self.shape, &self.extents) }
     }
 
-    /// Whether all its writers have. `ended`: every writer below it has ended.
-    pub fn has_ended(&self, ended: Writer) -> bool {
-        self.settled || self.shape.max_writer < ended
+    /// Whether all its writers have ended.
+    pub fn is_finished(&self, ended: &Ended) -> bool {
+        self.settled || ended.all_of(self.shape.min_writer, self.shape.max_writer)
     }
 
     /// The first key that it has.

@@ -157,6 +157,8 @@ switches! {
         RebuildClaimsEvicted,
         /// A rebuild begins while entries are leaving the index, and claims what it has put in though it may be gone.
         EvictionNotAwaited,
+        /// A writer who runs is taken for one who has ended, if one before him runs, too.
+        RunningTakenForEnded,
     }
 }
 

@@ -5,7 +5,7 @@
 //! flush or merge drops what a snapshot taken meanwhile sees (I11).
 
 use super::health::lock;
-use crate::host::Horizon;
+use crate::host::{Ended, Horizon};
 use crate::types::{Fate, Head, Writer};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,8 +108,8 @@ impl Horizon for SequenceHorizon {
         Writer(self.oldest + 1)
     }
 
-    fn ended(&self) -> Writer {
-        Writer(self.visible + 1)
+    fn ended(&self) -> Ended {
+        Ended::below(Writer(self.visible + 1))
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
             [10, 11, 30, 31].map(fate),
             [Fate::VisibleToAll, Fate::Committed, Fate::Committed, Fate::InProgress]
         );
-        assert_eq!((sequences.horizon().oldest(), sequences.horizon().ended()), (Writer(11), Writer(31)));
+        assert_eq!((sequences.horizon().oldest(), sequences.horizon().ended().below), (Writer(11), Writer(31)));
         let again = first.again();
         drop(first);
         assert_eq!(sequences.horizon().oldest(), Writer(11));

@@ -10,7 +10,7 @@
 
 use crate::error::{Error, Result};
 use crate::filter::key_hash;
-use crate::host::{Flip, Horizon, Host, Work, WritersBelow};
+use crate::host::{Flip, Horizon, Host, Standing, Work};
 use crate::key_index::IndexEntry;
 use crate::manifest::{close_gaps, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::*, Pause};
@@ -78,7 +78,7 @@ impl<H: Host> Tree<'_, H> {
     pub fn compact_one(&self, force: bool) -> Result<bool> {
         self.catch_up()?;
         let view = self.pin().of_runs();
-        match self.shared.pick(&view, self.host.horizon().below(), force) {
+        match self.shared.pick(&view, &self.host.horizon().standing(), force) {
             Some(pick) => {
                 match self.do_picked_or_begun(&view, &pick) {
                     // Without what aborted writers have left there may be room.
@@ -102,7 +102,7 @@ impl<H: Host> Tree<'_, H> {
     pub fn merge_piled_up(&self) -> Result<bool> {
         self.catch_up()?;
         let view = self.pin().of_runs();
-        let infos = infos(&view.runs, view.flushed, self.host.horizon().below());
+        let infos = infos(&view.runs, view.flushed, &self.host.horizon().standing());
         match piled_up(&infos, &self.shared.options.get()) {
             Some(job) => self.do_job(&view, &job).map(|()| true),
             None => Ok(false),
@@ -120,7 +120,8 @@ impl<H: Host> Tree<'_, H> {
         self.catch_up()?;
         let view = self.pin().of_runs();
         let ended = self.host.horizon().ended();
-        let unsettled = |(at, run): (usize, &Arc<RunDesc>)| !run.settled && run.has_ended(ended) && may_be(&view, at);
+        let unsettled =
+            |(at, run): (usize, &Arc<RunDesc>)| !run.settled && run.is_finished(&ended) && may_be(&view, at);
         let Some(at) = view.runs.iter().enumerate().position(unsettled) else { return Ok(false) };
         if let Some(desc) = view.runs.get(at).filter(|_| !matches!(self.holds_aborted(&view, at), Ok(false))) {
             let level = desc.level;
@@ -191,7 +192,7 @@ impl<H: Host> Tree<'_, H> {
     /// Does what was picked. Where there is no room for it the merge that was begun is done after all, which it goes before: that one
     /// gives room back.
     fn do_picked_or_begun(&self, view: &SuperVersion, pick: &Pick) -> Result<()> {
-        let infos = || infos(&view.runs, view.flushed, self.host.horizon().below());
+        let infos = || infos(&view.runs, view.flushed, &self.host.horizon().standing());
         let begun = || begun(&infos()).filter(|begun| begun != pick.job());
         let done = match pick {
             Pick::Merge(job) => self.do_due(view, job, false),
@@ -220,7 +221,7 @@ impl<H: Host> Tree<'_, H> {
     fn do_merge(&self, view: &SuperVersion, job: &Job, nested: bool) -> Result<()> {
         let inputs = view.runs.get(job.runs.clone()).unwrap_or_default();
         let pages: u64 = inputs.iter().map(|run| run.pages()).sum();
-        let slices = Slices::new(inputs, self.host.horizon().ended(), self.slice_pages(pages))?;
+        let slices = Slices::new(inputs, &self.host.horizon().ended(), self.slice_pages(pages))?;
         let (first_l0, last_l0) = (slices.first_l0, slices.last_l0);
         let stale = on(I8OldSuperversionEdited).then(|| self.pin().edit());
 
@@ -390,7 +391,7 @@ impl<H: Host> Tree<'_, H> {
         }
         let view = self.pin().of_runs();
         let newer = view.runs.iter().position(|run| merge.slices.has(run.id)).and_then(|at| view.runs.get(..at));
-        let newer = infos(newer.unwrap_or_default(), view.flushed, self.host.horizon().below());
+        let newer = infos(newer.unwrap_or_default(), view.flushed, &self.host.horizon().standing());
         let due = pick_newer(&newer, &self.shared.options.get());
         // Levels ascend with age.
         let done = match due.filter(|pick| pick.job().level <= merge.job.level) {
@@ -480,16 +481,16 @@ impl<H: Host> Tree<'_, H> {
 impl<H: Host> Shared<H> {
     /// How many runs the merge or move that is due would take; `None`: none is, and who scans has been listened to, until the host is
     /// told of more scans.
-    pub fn merge_due(&self, below: WritersBelow) -> Option<usize> {
+    pub fn merge_due(&self, standing: &Standing) -> Option<usize> {
         let view = self.current.pin::<H>();
-        let due = self.pick(&view, below, false).map(|pick| pick.job().runs.len());
+        let due = self.pick(&view, standing, false).map(|pick| pick.job().runs.len());
         if due.is_none() {
             self.told.store(false, Relaxed);
         }
         due
     }
 
-    fn pick(&self, view: &SuperVersion, below: WritersBelow, force: bool) -> Option<Pick> {
+    fn pick(&self, view: &SuperVersion, standing: &Standing, force: bool) -> Option<Pick> {
         let effort = match force {
             true => Effort::All,
             false if self.tidy.load(Relaxed) => Effort::Tidy,
@@ -499,7 +500,7 @@ impl<H: Host> Shared<H> {
         let sought = if self.told.load(Relaxed) { self.sought.load(Relaxed) } else { 0 };
         let paid = sought.saturating_mul(H::A_RUN_MORE);
         let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
-        let (infos, options) = (infos(&view.runs, view.flushed, below), self.options.get());
+        let (infos, options) = (infos(&view.runs, view.flushed, standing), self.options.get());
         let due = pick(&infos, self.room(view, effort), &options, effort, tidying);
         self.pick_for_room(view, || everything(&infos, &options), due)
     }
@@ -515,7 +516,7 @@ fn fate_of(horizon: &mut impl Horizon, head: &Head, settled: Option<Fate>) -> Fa
 }
 
 /// What `pick` looks at. Tombstones count only where a merge could drop them.
-pub(super) fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, below: WritersBelow) -> Vec<RunInfo> {
+pub(super) fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, standing: &Standing) -> Vec<RunInfo> {
     let mut newer: Option<(u8, Chain<'_>)> = None;
     let infos = runs.iter().map(|run| {
         // A merge of runs that are chained would drop nothing.
@@ -529,10 +530,10 @@ pub(super) fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, below: WritersBelow) -
             level: run.level,
             bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
             rows: run.rows(),
-            tombstones: if run.shape.max_writer < below.seen { run.shape.tombstones } else { 0 },
+            tombstones: if run.shape.max_writer < standing.oldest { run.shape.tombstones } else { 0 },
             flushes,
             age: (flushed.0 - run.last_l0.0.min(flushed.0)) / flushes,
-            finished: run.has_ended(below.ended),
+            finished: run.is_finished(&standing.ended),
             chained,
             cut: run.cut.is_some(),
         }

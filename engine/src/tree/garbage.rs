@@ -1,6 +1,6 @@
 //! Garbage: row versions that a merge of everything would drop.
 
-use crate::host::{Host, WritersBelow};
+use crate::host::{Ended, Host, Standing};
 use crate::manifest::RunDesc;
 use crate::tree::compact::infos;
 use crate::tree::pick::{space, Effort};
@@ -67,8 +67,8 @@ impl<H: Host> Shared<H> {
         let view = self.current.pin::<H>();
         let Some(oldest) = view.runs.len().checked_sub(1) else { return 0.0 };
         let room = self.room(&view, Effort::Writing);
-        let none = WritersBelow { seen: Writer(0), ended: Writer(0) };
-        let due = || space(&infos(&view.runs, view.flushed, none), room, &self.options.get()).is_some();
+        let none = Standing { oldest: Writer(0), ended: Ended::default() };
+        let due = || space(&infos(&view.runs, view.flushed, &none), room, &self.options.get()).is_some();
         let Some(garbage) = room.garbage.filter(|_| view.merge_of(oldest).is_some() || due()) else { return 0.0 };
         let kept = kept_by_merges(&view.runs);
         Garbage { dead: garbage.dead.saturating_sub(kept), ..garbage }.beyond(room.percent)

@@ -21,7 +21,7 @@
 //! Keeps I1 (a slice covers no L0 ids of its own), I6 and I8 to I11, as every merge does.
 
 use crate::error::{Error, Result};
-use crate::host::{Flip, Host};
+use crate::host::{Ended, Flip, Host};
 use crate::manifest::{close_gaps, RunDesc, ValueUse};
 use crate::mutation::Pause;
 use crate::pieces::Pieces;
@@ -32,7 +32,7 @@ use crate::tree::ledger::Building;
 use crate::tree::value_write::ValueWriter;
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
-use crate::types::{Extent, L0Id, PageNo, RunId, Writer};
+use crate::types::{Extent, L0Id, PageNo, RunId};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::Arc;
 
@@ -60,13 +60,13 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    /// `ended`: writers below it have ended; `each`: data pages of a slice.
-    pub fn new(inputs: &[Arc<RunDesc>], ended: Writer, each: u32) -> Result<Slices> {
+    /// `each`: data pages of a slice.
+    pub fn new(inputs: &[Arc<RunDesc>], ended: &Ended, each: u32) -> Result<Slices> {
         let ends = inputs.last().zip(inputs.first()).map(|(old, new)| (old.first_l0, new.last_l0));
         let (first_l0, last_l0) = ends.ok_or_else(|| Error::structure("a merge of no runs"))?;
         let pages: u64 = inputs.iter().map(|run| run.pages()).sum();
         // Runs with writers who have not ended are not merged with others, and what was begun must be merged whole.
-        let finished = inputs.iter().all(|run| run.has_ended(ended));
+        let finished = inputs.iter().all(|run| run.is_finished(ended));
         let each = (finished && pages >= 2 * u64::from(each)).then_some(each);
         let inputs = inputs.iter().map(|run| Some((**run).clone())).collect();
         Ok(Slices { each, pages, inputs, first_l0, last_l0, ids: Vec::new(), data: Vec::new(), uses: Vec::new() })

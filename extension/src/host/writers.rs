@@ -1,6 +1,8 @@
 //! Writers are full transaction ids. What became of one, as of now, and conversions between 64 and 32 bits.
 
-use loosekv_engine::host::{Horizon, Lagging, WritersBelow};
+use crate::pg::bindings::LWLockRelease;
+use crate::pg::main_locks::MainLock;
+use loosekv_engine::host::{Ended, Horizon, Lagging, Standing};
 use loosekv_engine::types::{Fate, Head, Writer};
 use pgrx::pg_sys;
 
@@ -78,18 +80,34 @@ pub unsafe fn oldest_visible_to_all(rel: pg_sys::Relation) -> Writer {
     widen(oldest, next())
 }
 
-/// Every transaction below the result has ended: those that all see, if `seen` they are below that, or those before the oldest that runs.
-fn ended_or(seen: Writer) -> Writer {
-    // SAFETY: guarded; looks into the process array. Nobody merges on a standby, where it would not know of the primary's transactions.
-    let running = unsafe { pg_sys::GetOldestActiveTransactionId() };
-    widen(running, next()).max(seen)
+/// Which transactions have ended: those that all see, if `seen` they are below that, and those that do not run.
+fn ended(seen: Writer) -> Ended {
+    // SAFETY: guarded. The array is of this process; the two locks are taken by the call, shared, and its caller's to release. Nobody
+    // merges on a standby, where it would not know of the primary's transactions.
+    unsafe {
+        let all = &*pg_sys::GetRunningTransactionData();
+        let count = (all.xcnt + all.subxcnt) as usize;
+        let running = if count == 0 { &[][..] } else { std::slice::from_raw_parts(all.xids, count) };
+        LWLockRelease(MainLock::ProcArray.get());
+        LWLockRelease(MainLock::XidGen.get());
+        let next = next();
+        let below = widen(all.oldestRunningXid, next).max(seen);
+        // Where some have more subtransactions than there is a place for, it is not known which.
+        match all.subxid_status {
+            pg_sys::subxids_array_status::SUBXIDS_IN_ARRAY => {
+                let running = running.iter().map(|xid| widen(*xid, next)).collect();
+                Ended { below, but: widen(all.nextXid, next), running }
+            }
+            _ => Ended::below(below),
+        }
+    }
 }
 
 /// How far transactions have come, for every table of every database.
-pub fn below() -> WritersBelow {
+pub fn standing() -> Standing {
     // SAFETY: null: the answer holds for all tables.
-    let seen = unsafe { oldest_visible_to_all(std::ptr::null_mut()) };
-    WritersBelow { seen, ended: ended_or(seen) }
+    let oldest = unsafe { oldest_visible_to_all(std::ptr::null_mut()) };
+    Standing { oldest, ended: ended(oldest) }
 }
 
 /// The oldest snapshot that standbys have reported (hot_standby_feedback), by their walsenders or their slots.
@@ -155,8 +173,8 @@ impl Horizon for XidHorizon {
         self.oldest
     }
 
-    fn ended(&self) -> Writer {
-        ended_or(self.oldest)
+    fn ended(&self) -> Ended {
+        ended(self.oldest)
     }
 }
 

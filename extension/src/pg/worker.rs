@@ -10,6 +10,7 @@
 //!
 //! Which piece comes next is decided in [`crate::work`]; how one is done stands in [`super::worker_piece`].
 
+use super::main_locks::MainLock;
 use super::worker_piece;
 pub use super::worker_piece::between_pages;
 use crate::host::process_local::{later, Later, ProcessLocal, WithBorrow};
@@ -43,9 +44,6 @@ const QUIET: Duration = Duration::from_secs(3);
 /// How long DROP DATABASE waits for the worker, and how long between two looks.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 const LEAVE_NAP: Duration = Duration::from_millis(5);
-
-/// `ProcArrayLock` in the array of the server's own LWLocks.
-const PROC_ARRAY_LOCK: usize = 4;
 
 /// This process's place as a worker; `None` in every other process.
 static SEAT: ProcessLocal<Cell<Option<Seat>>> = ProcessLocal::new(Cell::new(None));
@@ -191,7 +189,7 @@ fn present_as_autovacuum() {
     // SAFETY: the flags of this process's entry change under ProcArrayLock, as vacuum changes them; nothing in between
     // raises an error.
     unsafe {
-        let lock = &raw mut (*pg_sys::MainLWLockArray.add(PROC_ARRAY_LOCK)).lock;
+        let lock = MainLock::ProcArray.get();
         super::bindings::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         let me = pg_sys::MyProc;
         (*me).statusFlags |= pg_sys::PROC_IS_AUTOVACUUM as u8;
@@ -299,7 +297,7 @@ fn serve_signals() -> bool {
 fn survey() {
     let Some(global) = global::get() else { return };
     // SAFETY: set when the worker connected.
-    let (database, below) = (unsafe { pg_sys::MyDatabaseId.to_u32() }, writers::below());
+    let (database, standing) = (unsafe { pg_sys::MyDatabaseId.to_u32() }, writers::standing());
     let now = elapsed();
     let now_micros = self::now() as u64;
     let (short, mut largest) = (memory::is_short() || memory::is_needed(), None);
@@ -311,7 +309,7 @@ fn survey() {
             let quiet = is_quiet(table, tree.counters.rows_written.load(Relaxed), now);
             // Use counts from the beginning of a statement, which may write for long.
             let idle = quiet && now_micros.abs_diff(used) > IDLE_TABLE;
-            let task = need::look(tree, &global.budgets, below, quiet, idle);
+            let task = need::look(tree, &global.budgets, &standing, quiet, idle);
             if let Some(task) = task {
                 agenda.note(table, task, now);
             }

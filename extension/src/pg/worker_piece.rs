@@ -249,7 +249,7 @@ fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
             memory::with_relief(&tree, || interrupt::held(|| tree.rebuild_index()))
         }
         Task::Merge => {
-            let runs = open.shared().merge_due(writers::below());
+            let runs = open.shared().merge_due(&writers::standing());
             report(&format!("merging {} runs of {name}", runs.unwrap_or_default()));
             let tree = open.sweeping_tree(locked.rel);
             let done = interrupt::held(|| tree.compact_one(false));

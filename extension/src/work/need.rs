@@ -2,7 +2,7 @@
 
 use super::agenda::Task;
 use crate::host::{writers, PgHost};
-use loosekv_engine::host::{Budgets, WritersBelow};
+use loosekv_engine::host::{Budgets, Standing};
 use loosekv_engine::tree::{Ebb, Shared};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,7 +13,7 @@ pub const WORTH_TRIMMING: u32 = 1024;
 const WORTH_SPILLING: usize = 256 << 10;
 
 /// The most pressing need of a table. `quiet`: nobody has written to it for a while. `idle`: nobody has used it for a while.
-pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, below: WritersBelow, quiet: bool, idle: bool) -> Option<Task> {
+pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, standing: &Standing, quiet: bool, idle: bool) -> Option<Task> {
     let view = tree.current.pin::<PgHost>();
     if !view.frozen.is_empty() {
         return Some(Task::Flush);
@@ -27,10 +27,10 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, below: WritersBelow, quiet
     if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);
     }
-    if tree.merge_due(below).is_some() {
+    if tree.merge_due(standing).is_some() {
         return Some(Task::Merge);
     }
-    if tree.sweep_due(&view, below.seen) {
+    if tree.sweep_due(&view, standing.oldest) {
         return Some(Task::Sweep);
     }
     if !idle {

@@ -3,7 +3,7 @@
 use super::world::World;
 use super::{check, scenarios, steps};
 use crate::error::{Error, Result};
-use crate::host::{Budgets, Flip, Horizon, Host, RowByRow, SideFile};
+use crate::host::{Budgets, Ended, Flip, Horizon, Host, RowByRow, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::Pause;
 use crate::page::PageBuf;
@@ -63,7 +63,8 @@ impl<T: ?Sized> Deref for Owned<T> {
 pub(in crate::tree) struct TestHorizon {
     fates: BTreeMap<u64, Fate>,
     oldest: u64,
-    ended: u64,
+    running: Vec<u64>,
+    next: u64,
 }
 
 impl Horizon for TestHorizon {
@@ -77,8 +78,10 @@ impl Horizon for TestHorizon {
     fn oldest(&self) -> Writer {
         Writer(self.oldest)
     }
-    fn ended(&self) -> Writer {
-        Writer(self.ended)
+    fn ended(&self) -> Ended {
+        let running: Vec<Writer> = self.running.iter().copied().map(Writer).collect();
+        let next = Writer(self.next);
+        Ended { below: running.iter().copied().min().unwrap_or(next), but: next, running }
     }
 }
 
@@ -196,7 +199,12 @@ impl Host for TestHost {
     }
     fn horizon(&self) -> TestHorizon {
         let world = self.world.borrow();
-        TestHorizon { fates: world.fates.clone(), oldest: world.oldest(), ended: world.ended() }
+        TestHorizon {
+            fates: world.fates.clone(),
+            oldest: world.oldest(),
+            running: world.snapshot().running.clone(),
+            next: world.snapshot().before,
+        }
     }
     /// So little that the model's runs have something in side files.
     fn aside_memory(&self) -> usize {

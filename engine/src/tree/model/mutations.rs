@@ -119,6 +119,7 @@ const TABLE: &[(Mutation, By)] = &[
     (UncoveredEntryTrusted, Model(Restless)),
     (RebuildClaimsEvicted, Model(Restless)),
     (EvictionNotAwaited, Scenario(a_run_is_not_indexed_while_entries_leave)),
+    (RunningTakenForEnded, Model(Calm)),
 ];
 
 /// The seed that notices it.

@@ -175,6 +175,20 @@ pub(super) fn rows_of_running_writers_are_not_kept() {
     assert_eq!(out.body, b"a1", "a row of an aborted writer was kept");
 }
 
+/// A writer that stays open holds up his own run alone: others are settled as soon as their writers have ended.
+#[test]
+fn an_old_writer_holds_up_his_own_run() {
+    let run = calm();
+    let tree = run.tree();
+    flush_with(&tree, 1, Fate::InProgress, &[(b"z", Some(b"z1"))]).unwrap();
+    flush_with(&tree, 2, Fate::InProgress, &[(b"a", Some(b"a2"))]).unwrap();
+    assert!(!tree.settle_one().unwrap(), "both run");
+    run.host.world.borrow_mut().fates.insert(2, Fate::Committed);
+    assert!(tree.settle_one().unwrap() && !tree.settle_one().unwrap());
+    let settled: Vec<bool> = tree.pin().runs.iter().map(|run| run.settled).collect();
+    assert_eq!(settled, [true, false]);
+}
+
 #[test]
 fn the_row_cache_keeps_rows_of_nobody_who_may_still_abort() {
     rows_of_running_writers_are_not_kept();

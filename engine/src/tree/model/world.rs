@@ -210,11 +210,6 @@ impl World {
         self.snapshots.values().map(of).chain([of(&self.snapshot())]).min().unwrap_or(self.next_writer)
     }
 
-    /// Every writer below this has ended.
-    pub fn ended(&self) -> u64 {
-        self.snapshot().running.iter().copied().min().unwrap_or(self.next_writer)
-    }
-
     pub fn fate(&self, writer: Writer) -> Fate {
         self.fates.get(&writer.0).copied().unwrap_or(Fate::Aborted)
     }
