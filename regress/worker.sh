@@ -473,8 +473,10 @@ test_begun_merge() {
     after_long_merge
 }
 
-newer_level_is_merged() {
-    local last table round=0
+test_levels_meanwhile() {
+    # Writers do not wait for the end of a long merge: levels of newer runs that become full are merged between two of its slices.
+    local size last table round=0
+    begin_long_merge 400000
     last=$(sql "SELECT max(last_l0) FROM loosekv.runs('t')")
     until [ "$(sql "SELECT $merge_begun AND EXISTS (SELECT FROM loosekv.runs('t') WHERE first_l0 > $last AND last_l0 > first_l0)")" = t ]; do
         round=$((round + 1))
@@ -486,13 +488,6 @@ newer_level_is_merged() {
             sql "DELETE FROM $table WHERE k BETWEEN $round * 800 AND $round * 800 + 20" >/dev/null
         done
     done
-}
-
-test_levels_meanwhile() {
-    # Writers do not wait for the end of a long merge: levels of newer runs that become full are merged between two of its slices.
-    local size
-    begin_long_merge 400000
-    newer_level_is_merged
     crash_long_merge
     sql "SELECT loosekv.compact('t')" >/dev/null
     [ "$(sql "SELECT $merge_begun")" = f ] || fail "the merge was not ended"
