@@ -104,7 +104,8 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin().of_runs();
         let infos = infos(&view.runs, view.flushed, &self.host.horizon().standing());
         match piled_up(&infos, &self.shared.options.get()) {
-            Some(job) => self.do_job(&view, &job).map(|()| true),
+            Some(Pick::Merge(job)) => self.do_job(&view, &job).map(|()| true),
+            Some(Pick::Move(job)) => self.move_runs(&view, &job).map(|()| true),
             None => Ok(false),
         }
     }

@@ -95,10 +95,10 @@ pub fn pick(runs: &[RunInfo], room: Room, options: &TreeOptions, effort: Effort,
             return Some(Pick::Move(job));
         }
     }
-    let apart = |job| keep_apart(runs, job);
     if effort == Effort::All {
-        return whole(runs, options).and_then(apart).map(Pick::Merge);
+        return stretches(runs).iter().rev().find_map(|stretch| whole(runs, stretch, options)).map(Pick::Merge);
     }
+    let apart = |job| keep_apart(runs, job);
     // What is merged with everything, for that is known to be worth it, need not be merged by itself before. Levels that fill
     // meanwhile do not wait for it.
     let known = space(runs, room, options)
@@ -108,7 +108,7 @@ pub fn pick(runs: &[RunInfo], room: Room, options: &TreeOptions, effort: Effort,
         space(runs, room, options)
             .and_then(apart)
             .or_else(|| tombstones(runs, options).and_then(apart))
-            .or_else(|| tidy(runs, options, effort, tidying).and_then(apart))
+            .or_else(|| tidy(runs, options, effort, tidying))
             .map(Pick::Merge)
     };
     let full = || full_level(runs, options.fan_in as usize).and_then(|job| empty_level(runs, job));
@@ -158,8 +158,19 @@ fn chain_to_move(runs: &[RunInfo], fan_in: usize) -> Option<Job> {
     (first >= fan_in && chains(chain) == 1).then_some(Job { runs: 0..first, level: 1 })
 }
 
-/// A run with a writer who has not ended is not merged with runs whose writers need never be asked about again: their rows
-/// would have to be asked about once more, and what became of their writers may be forgotten by then.
+/// The runs that may be merged with each other, newest first. A run with a writer who has not ended is not merged with runs whose
+/// writers need never be asked about again: their rows would have to be asked about once more, and what became of their writers may be
+/// forgotten by then.
+fn stretches(runs: &[RunInfo]) -> Vec<Range<usize>> {
+    let mut stretches: Vec<Range<usize>> = Vec::new();
+    for stretch in runs.chunk_by(|newer, older| newer.finished == older.finished) {
+        let start = stretches.last().map_or(0, |newer| newer.end);
+        stretches.push(start..start + stretch.len());
+    }
+    stretches
+}
+
+/// What remains of a merge where not all of its runs may be merged with each other.
 fn keep_apart(runs: &[RunInfo], job: Job) -> Option<Job> {
     let inputs = runs.get(job.runs.clone())?;
     let older = inputs.iter().rev().take_while(|run| run.finished).count();
@@ -197,17 +208,21 @@ fn level_of(runs: &[RunInfo], options: &TreeOptions) -> u8 {
     runs.iter().map(|run| run.level).max().unwrap_or(0).max(fitting)
 }
 
-/// Every run into one; nothing when there is only one that has nothing to drop.
-fn whole(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
-    let oldest = runs.last()?;
-    let level = level_of(runs, options).max(1);
-    (runs.len() > 1 || oldest.tombstones > 0).then_some(Job { runs: 0..runs.len(), level })
+/// Every run of a stretch into one; nothing when there is only one that has nothing to drop.
+fn whole(runs: &[RunInfo], stretch: &Range<usize>, options: &TreeOptions) -> Option<Job> {
+    let inputs = runs.get(stretch.clone())?;
+    let older = runs.get(stretch.end);
+    let drops = older.is_none() && inputs.last()?.tombstones > 0;
+    let level = level_of(inputs, options).max(1).min(older.map_or(u8::MAX, |run| run.level));
+    (inputs.len() > 1 || drops).then(|| Job { runs: stretch.clone(), level })
 }
 
-/// The same, if all of them may be merged with each other.
+/// Every run into one, if all of them may be merged with each other.
 pub fn everything(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
-    let all = whole(runs, options)?;
-    keep_apart(runs, all.clone()).filter(|job| *job == all)
+    match stretches(runs).as_slice() {
+        [all] => whole(runs, all, options),
+        _ => None,
+    }
 }
 
 /// The lowest level that has enough runs. Higher levels that would be full with the result are taken along.
@@ -245,7 +260,7 @@ pub fn is_piled_up(first_level: usize, options: &TreeOptions) -> bool {
 
 /// What a writer merges where the first level has piled up: it, and those after it that would be full, as far as all of it is no more
 /// than a memtable, or little: a memtable he may have to write, too. Chains are merged, for these runs are small.
-pub fn piled_up(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
+pub fn piled_up(runs: &[RunInfo], options: &TreeOptions) -> Option<Pick> {
     let mut job: Option<Job> = None;
     let (mut at, mut bytes) = (0, 0u64);
     while let Some(level) = runs.get(at).map(|run| run.level) {
@@ -262,7 +277,7 @@ pub fn piled_up(runs: &[RunInfo], options: &TreeOptions) -> Option<Job> {
         job = Some(Job { runs: 0..end, level: level.saturating_add(1) });
         at = end;
     }
-    keep_apart(runs, job?)
+    empty_level(runs, job?)
 }
 
 /// A merge of everything, for the garbage.
@@ -272,7 +287,7 @@ pub(super) fn space(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Opti
     // again and again.
     let grown = above.iter().map(|r| r.bytes).sum::<u64>() > oldest.bytes.saturating_mul(room.percent) / 100;
     let dirty = room.garbage.is_none_or(|garbage| garbage.beyond(room.percent) > 0.0);
-    (above.len() > 1 && grown && dirty).then(|| whole(runs, options)).flatten()
+    (above.len() > 1 && grown && dirty).then(|| whole(runs, &(0..runs.len()), options)).flatten()
 }
 
 /// The age at which a run is old, as a multiple of the fan-in: a full level has merged it long before, mostly.
@@ -297,16 +312,26 @@ const MOST_TIDIED_PERCENT: u64 = 60;
 /// ... but if scans have paid for it it may write so much, and be of everything.
 const MOST_PAID: u64 = 1 << 30;
 
-/// As many of the newest runs as are worth it.
-fn tidy(runs: &[RunInfo], options: &TreeOptions, effort: Effort, Tidying { ratio, paid }: Tidying) -> Option<Job> {
+/// As many of the newest runs as are worth it, of the newest stretch where some are.
+fn tidy(runs: &[RunInfo], options: &TreeOptions, effort: Effort, tidying: Tidying) -> Option<Job> {
+    stretches(runs).iter().find_map(|stretch| tidy_stretch(runs, stretch, options, effort, tidying))
+}
+
+fn tidy_stretch(
+    runs: &[RunInfo],
+    stretch: &Range<usize>,
+    options: &TreeOptions,
+    effort: Effort,
+    Tidying { ratio, paid }: Tidying,
+) -> Option<Job> {
     let all: u64 = runs.iter().map(|run| run.bytes).sum();
     let unpaid = match effort {
         Effort::Tidy => MOST_TIDIED.min(all / 100 * MOST_TIDIED_PERCENT),
         _ => 0,
     };
     let beyond_one = chains(runs).saturating_sub(1) as u64;
-    let worth = |count: &usize| {
-        let inputs = runs.get(..*count).unwrap_or_default();
+    let worth = |end: &usize| {
+        let inputs = runs.get(stretch.start..*end).unwrap_or_default();
         let sum: u64 = inputs.iter().map(|run| run.bytes).sum();
         let largest = inputs.iter().map(|run| run.bytes).max().unwrap_or(0);
         let saved = chains(inputs).saturating_sub(1) as u64;
@@ -314,10 +339,10 @@ fn tidy(runs: &[RunInfo], options: &TreeOptions, effort: Effort, Tidying { ratio
         let paid = u128::from(sum) * u128::from(beyond_one) <= u128::from(paid) * u128::from(saved);
         saved > 0 && (sum <= unpaid || (paid && sum <= MOST_PAID)) && largest <= ratio.saturating_mul(sum - largest)
     };
-    let count = (2..=runs.len()).rev().find(worth)?;
-    let (inputs, older) = runs.split_at_checked(count)?;
-    let highest = older.first().map_or(u8::MAX, |run| run.level);
-    Some(Job { runs: 0..count, level: level_of(inputs, options).min(highest) })
+    let end = (stretch.start + 2..=stretch.end).rev().find(worth)?;
+    let highest = runs.get(end).map_or(u8::MAX, |run| run.level);
+    let inputs = runs.get(stretch.start..end)?;
+    Some(Job { runs: stretch.start..end, level: level_of(inputs, options).min(highest) })
 }
 
 #[cfg(test)]
@@ -441,9 +466,20 @@ mod tests {
         assert_eq!(pick(&runs, Effort::All), merge(3..5, 1));
         runs[3].finished = false;
         assert_eq!(pick(&runs, Effort::AtRest), merge(0..4, 1));
+        runs[4].finished = false;
+        runs[1].finished = true;
+        assert_eq!(pick(&runs, Effort::All), merge(2..5, 1));
+        runs[4].finished = true;
         // One writer does not hold up what is written after.
         (runs[0].finished, runs[1].finished, runs[2].finished) = (true, true, true);
         assert_eq!(pick(&runs, Effort::AtRest), moved(3..4, 1));
+        assert_eq!(pick(&runs, Effort::All), merge(0..3, 0), "no level above that of the older run");
+        runs[3].level = 1;
+        assert_eq!(pick(&runs, Effort::All), merge(0..3, 1));
+        assert_eq!(pick(&runs, Effort::Tidy), merge(0..3, 1));
+        assert_eq!(pick(&runs[2..], Effort::All), None, "neither with each other nor alone");
+        runs[2].tombstones = 1;
+        assert_eq!(pick(&runs[2..], Effort::All), None, "an older run may have the key");
         let deepest =
             [run(u8::MAX, 1), run(u8::MAX, 1), run(u8::MAX, 1), RunInfo { finished: false, ..run(u8::MAX, 1) }];
         assert_eq!(pick(&deepest, Effort::AtRest), None);
