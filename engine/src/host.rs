@@ -3,6 +3,7 @@
 //! There are two hosts: [`crate::embedded`] (one file of pages, log segments, threads) and the PostgreSQL extension (the
 //! buffer manager, WAL-logged log pages, processes). The engine never blocks in a host call while an epoch is pinned.
 
+use crate::cpu::Near;
 use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::mutation::{on, Mutation::RunningTakenForEnded};
@@ -85,10 +86,10 @@ pub trait Host: Sized + 'static {
     fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
     /// These pages, side by side, will be read soon. A hint.
     fn prefetch(&self, _first: PageNo, _pages: u32) {}
-    /// These places of the page will be looked at next: where it is in memory, and can be found there with a few instructions, the
+    /// These places of the page will be looked at: where it is in memory, and can be found there with a few instructions, the
     /// processor is to fetch them. A hint.
     #[inline]
-    fn touch_page(&self, _page: PageNo, _places: impl Iterator<Item = usize>) {}
+    fn touch_page(&self, _page: PageNo, _places: impl Iterator<Item = usize>, _near: Near) {}
     /// Whether the page's bytes are whole, as far as the host can tell: a bad page is an error, and no more than that
     /// (for a check, which goes on).
     fn verify_page(&self, page: PageNo) -> Result<()> {

@@ -12,6 +12,7 @@ use super::pace::{Pace, Task};
 use super::page_file::{Page, PageFile, PAGES_NAME};
 use super::row_log::RowLog;
 use super::sequence::{SequenceHorizon, Sequences};
+use crate::cpu::Near;
 use crate::error::{Error, Result};
 use crate::host::{Budgets, Flip, Host, SideFile};
 use crate::manifest::Manifest;
@@ -195,8 +196,8 @@ impl Host for EmbeddedHost {
     }
 
     #[inline]
-    fn touch_page(&self, page: PageNo, places: impl Iterator<Item = usize>) {
-        self.pages.touch(page, places);
+    fn touch_page(&self, page: PageNo, places: impl Iterator<Item = usize>, near: Near) {
+        self.pages.touch(page, places, near);
     }
 
     fn verify_page(&self, page: PageNo) -> Result<()> {

@@ -19,6 +19,7 @@ use super::crc32c;
 use super::fs::{Advice, File, Fs, Mapping};
 use super::health::{lock, Health};
 use super::page_cache::PageCache;
+use crate::cpu::{fetch, Near};
 use crate::error::{Error, Result};
 use crate::page::PageBuf;
 use crate::types::{PageNo, PAGE_SIZE};
@@ -271,12 +272,12 @@ impl PageFile {
 
     /// Lets the processor fetch these places of a mapped page.
     #[inline]
-    pub fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>) {
+    pub fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>, near: Near) {
         let region = self.regions.get((page.0 / REGION_PAGES) as usize).and_then(OnceLock::get);
         let Some(region) = region.filter(|_| page.0 < self.pages()) else { return };
         let offset = (page.0 % REGION_PAGES) as usize * PAGE_SIZE;
         if let Some(address) = region.mapping.at(offset, PAGE_SIZE) {
-            places.for_each(|at| crate::cpu::prefetch(address.as_ptr().wrapping_add(at)));
+            places.for_each(|at| fetch(address.as_ptr().wrapping_add(at), near));
         }
     }
 

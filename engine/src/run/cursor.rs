@@ -10,7 +10,7 @@ use super::data::{Layout, Spot, COMPRESSED, CONTINUED, CONTINUES, LENGTH};
 use super::fence::Fence;
 use super::reader::{check_level, image, Image, REST_LINES};
 use super::{PageSource, Run};
-use crate::cpu::LINE;
+use crate::cpu::{Near, LINE};
 use crate::error::{Error, Result};
 use crate::page::{PageBuf, PageKind, CONTENT};
 use crate::types::{Head, RowRef, PAGE_SIZE};
@@ -423,15 +423,16 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         run.touch(source, page.index + 1, [0, LINE].into_iter().chain(rows));
         if page.missing > 0 {
             let end = match page.layout.last_row_at() {
-                // All of that row will be copied. It is as long as this page's last one.
+                // All of that row will be copied, after the others of the page. It is as long as this page's last one.
                 Some(at) => {
                     let row = self.image().len().saturating_sub(at) + page.missing;
-                    run.touch(source, page.index + 1, (begin + at + LINE..PAGE_SIZE).step_by(LINE));
+                    let lines = (begin + at + LINE..PAGE_SIZE).step_by(LINE);
+                    run.fetch(source, page.index + 1, lines, Near::Second);
                     CONTENT + 2 * LENGTH + (begin + at + row).saturating_sub(PAGE_SIZE)
                 }
                 None => REST_LINES * LINE,
             };
-            run.touch(source, page.index + 2, (0..end).step_by(LINE));
+            run.fetch(source, page.index + 2, (0..end).step_by(LINE), Near::Second);
         }
     }
 

@@ -39,6 +39,7 @@ pub use footer::{Footer, RunShape};
 pub use reader::{Cut, Leaf, OnPage, Run, Scratch};
 pub use writer::RunWriter;
 
+use crate::cpu::Near;
 use crate::error::Result;
 use crate::host::SideFile;
 use crate::page::PageBuf;
@@ -59,8 +60,8 @@ pub trait PageSource {
     fn hold(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
     /// These pages, side by side, will be read soon.
     fn prefetch(&self, _first: PageNo, _pages: u32) {}
-    /// These places of the page will be looked at next: worth fetching into the processor's cache, if it is in memory.
-    fn touch(&self, _page: PageNo, _places: impl Iterator<Item = usize>) {}
+    /// These places of the page will be looked at: worth fetching into the processor's cache, if it is in memory.
+    fn touch(&self, _page: PageNo, _places: impl Iterator<Item = usize>, _near: Near) {}
 }
 
 impl<S: PageSource> PageSource for &S {
@@ -78,8 +79,8 @@ impl<S: PageSource> PageSource for &S {
     fn prefetch(&self, first: PageNo, pages: u32) {
         (**self).prefetch(first, pages);
     }
-    fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>) {
-        (**self).touch(page, places);
+    fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>, near: Near) {
+        (**self).touch(page, places, near);
     }
 }
 

@@ -7,7 +7,7 @@ use super::data::{Contents, Layout, COMPRESSED, CONTINUED, CONTINUES};
 use super::directory::Directory;
 use super::fence::Fence;
 use super::{keys, pack, Footer, PageSource, RunShape};
-use crate::cpu::{prefetch, LINE};
+use crate::cpu::{prefetch, Near, LINE};
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::mutation::{on, Mutation::CutRowsShown};
@@ -109,11 +109,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets the processor fetch these places of page `index`.
+    /// Lets the processor fetch these places of page `index`, which are looked at next.
     #[inline]
     pub(super) fn touch<S: PageSource>(&self, source: &S, index: u32, places: impl Iterator<Item = usize>) {
+        self.fetch(source, index, places, Near::First);
+    }
+
+    /// The same, as near as is wanted.
+    #[inline]
+    pub(super) fn fetch<S: PageSource>(&self, source: &S, index: u32, places: impl Iterator<Item = usize>, near: Near) {
         if let Some((no, _)) = self.place_of(index) {
-            source.touch(no, places);
+            source.touch(no, places, near);
         }
     }
 

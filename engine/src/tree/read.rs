@@ -8,6 +8,7 @@
 //!
 //! Keeps I4, I7 (superversion first, index second), I15 (a guided miss is corruption).
 
+use crate::cpu::Near;
 use crate::error::{Error, Result};
 use crate::filter::key_hash;
 use crate::host::{Host, Saw};
@@ -52,8 +53,8 @@ impl<H: Host> PageSource for Pages<'_, H> {
     }
 
     #[inline]
-    fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>) {
-        self.0.touch_page(page, places);
+    fn touch(&self, page: PageNo, places: impl Iterator<Item = usize>, near: Near) {
+        self.0.touch_page(page, places, near);
     }
 }
 

@@ -18,7 +18,7 @@ use crate::host::log_head::LogHead;
 use crate::host::pages::{zero_and_lock, Page, ReadBufferExtended, MAIN};
 use crate::host::{whereabouts, PgHost};
 use crate::pg::{bindings, rmgr};
-use loosekv_engine::cpu::LINE;
+use loosekv_engine::cpu::{Near, LINE};
 use loosekv_engine::error::{Error, Place, Result};
 use loosekv_engine::host::LogReader;
 use loosekv_engine::manifest::LogExtent;
@@ -397,7 +397,8 @@ impl LogReader for LogPages<'_> {
     #[inline]
     fn touch(&self, addr: LogAddr) {
         let (page, offset) = split(addr);
-        whereabouts::touch(self.host.rel, page.0, (offset..).step_by(LINE).take(LINES_TOUCHED));
+        let lines = (offset..).step_by(LINE).take(LINES_TOUCHED);
+        whereabouts::touch(self.host.rel, page.0, lines, Near::First);
     }
 }
 

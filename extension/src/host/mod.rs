@@ -56,6 +56,7 @@ pub mod whereabouts;
 pub mod writers;
 
 use held::HeldList;
+use loosekv_engine::cpu::Near;
 use loosekv_engine::error::Result;
 use loosekv_engine::host::{Budgets, Flip, Host, Lagging, Saw, SideFile, Work};
 use loosekv_engine::manifest::Manifest;
@@ -168,8 +169,8 @@ impl Host for PgHost {
     }
 
     #[inline]
-    fn touch_page(&self, page: PageNo, places: impl Iterator<Item = usize>) {
-        whereabouts::touch(self.rel, page.0, places);
+    fn touch_page(&self, page: PageNo, places: impl Iterator<Item = usize>, near: Near) {
+        whereabouts::touch(self.rel, page.0, places, near);
     }
 
     fn scanned(&self) {

@@ -8,7 +8,7 @@
 //! count is low take the long way, and of the others every few.
 
 use crate::host::global;
-use loosekv_engine::cpu::prefetch;
+use loosekv_engine::cpu::{fetch, prefetch, Near};
 use loosekv_engine::types::PAGE_SIZE;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
@@ -90,7 +90,7 @@ pub(super) fn knows(tag: &pg_sys::BufferTag) -> bool {
 /// Lets the processor fetch these places of the page, and what is looked at on the way to them, where it was last asked for. (What is
 /// there by now may be another page; that does no harm.)
 #[inline]
-pub(super) fn touch(rel: pg_sys::Relation, page: u32, places: impl Iterator<Item = usize>) {
+pub(super) fn touch(rel: pg_sys::Relation, page: u32, places: impl Iterator<Item = usize>, near: Near) {
     let Some(global) = global::get() else { return };
     // SAFETY: the relation is open.
     let (file, shared) = unsafe { ((*rel).rd_node.relNode, (*rel).rd_backend == pg_sys::InvalidBackendId) };
@@ -102,7 +102,7 @@ pub(super) fn touch(rel: pg_sys::Relation, page: u32, places: impl Iterator<Item
     // SAFETY: set at process start.
     let (descriptors, blocks) = unsafe { (pg_sys::BufferDescriptors, pg_sys::BufferBlocks.cast::<u8>()) };
     prefetch(descriptors.wrapping_add(at));
-    places.for_each(|place| prefetch(blocks.wrapping_add(at * PAGE_SIZE + place)));
+    places.for_each(|place| fetch(blocks.wrapping_add(at * PAGE_SIZE + place), near));
 }
 
 /// A buffer's usage count, as of now.
