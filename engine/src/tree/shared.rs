@@ -411,6 +411,20 @@ impl<H: Host> Shared<H> {
         pinned.chain([current.generations()]).collect()
     }
 
+    /// The least writer of whom a reader may have to ask what became of him, whichever superversion he has pinned. A scan that began
+    /// before a run was settled goes on with what the run was then.
+    pub fn oldest_asked_about(&self) -> Option<Writer> {
+        let asked_about = |view: &SuperVersion| {
+            let memtables = view.memtables().filter_map(|memtable| memtable.table.min_writer());
+            let unsettled = view.runs.iter().filter(|run| !run.settled).map(|run| run.shape.min_writer);
+            memtables.chain(unsettled).min()
+        };
+        let versions = self.versions.lock();
+        let current = self.current.pin::<H>();
+        let pinned = versions.retired.iter().filter(|v| v.is_pinned()).filter_map(|v| asked_about(v));
+        pinned.chain(asked_about(&current)).min()
+    }
+
     /// Free pages at the end of the page store, and all pages.
     pub fn tail(&self) -> (u32, u32) {
         let ledger = self.ledger.lock();

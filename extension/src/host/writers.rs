@@ -1,6 +1,6 @@
 //! Writers are full transaction ids. What became of one, as of now, and conversions between 64 and 32 bits.
 
-use crate::pg::bindings::LWLockRelease;
+use crate::pg::bindings::{LWLockAcquire, LWLockRelease};
 use crate::pg::main_locks::MainLock;
 use loosekv_engine::host::{Ended, Horizon, Lagging, Standing};
 use loosekv_engine::types::{Fate, Head, Writer};
@@ -67,6 +67,20 @@ pub fn fate(writer: Writer, oldest: Writer) -> Fate {
         } else {
             Fate::Committed
         }
+    }
+}
+
+/// Where the WAL has the commit of a writer who has committed. `None`: it has been on disk for so long that the commit log may know
+/// nothing of him any more.
+pub fn commit_lsn(writer: Writer) -> Option<pg_sys::XLogRecPtr> {
+    let lock = MainLock::XactTruncation.get();
+    // SAFETY: guarded. While the lock is held the commit log is not cut; an ERROR releases it.
+    unsafe {
+        LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
+        let oldest = widen((*pg_sys::ShmemVariableCache).oldestClogXid, next());
+        let lsn = (writer >= oldest).then(|| pg_sys::TransactionIdGetCommitLSN(xid(writer)));
+        LWLockRelease(lock);
+        lsn
     }
 }
 

@@ -6,6 +6,7 @@ use pgrx::pg_sys;
 pub enum MainLock {
     XidGen = 3,
     ProcArray = 4,
+    XactTruncation = 44,
 }
 
 impl MainLock {

@@ -151,14 +151,11 @@ pub fn live_rows(open: &Open) -> f64 {
     (on_disk + in_memtables) as f64
 }
 
-/// Below this transaction id nobody need be looked up: the runs know that their writers have committed, and what is still in
-/// memory was written later.
+/// Below this transaction id nobody need be looked up: the runs know that their writers have committed, what is still in
+/// memory was written later, and no scan has runs before it that did not know it yet.
 fn frozen_below(open: &Open, oldest: u64) -> u64 {
     // Memory first: what is flushed after the look there is found in the runs.
-    let in_memory = {
-        let view = open.tree.shared().current.pin::<PgHost>();
-        view.memtables().filter_map(|memtable| memtable.table.min_writer()).map(|writer| writer.0).min()
-    };
+    let in_memory = open.tree.shared().oldest_asked_about().map(|writer| writer.0);
     let unsettled = runs(open).iter().filter(|run| !run.settled).map(|run| run.shape.min_writer.0).min();
     [Some(oldest), unsettled, in_memory].into_iter().flatten().min().unwrap_or(oldest)
 }

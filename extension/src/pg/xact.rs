@@ -110,25 +110,26 @@ pub fn is_mine(writer: Writer) -> bool {
     writer.0 >= own_since() && unsafe { raw::TransactionIdIsCurrentTransactionId(short(writer)) }
 }
 
+fn remembered(writer: Writer) -> Option<Fate> {
+    let (whose, fate) = FATES.with_borrow(|fates| fates[writer.0 as usize % REMEMBERED]);
+    (whose == writer.0).then_some(fate)
+}
+
 /// The fate of a writer that is known not to run any more (a snapshot, or the process array, said so).
 pub fn final_fate(writer: Writer) -> Fate {
-    let place = writer.0 as usize % REMEMBERED;
-    let (whose, fate) = FATES.with_borrow(|fates| fates[place]);
-    if whose == writer.0 {
+    if let Some(fate) = remembered(writer) {
         return fate;
     }
     // SAFETY: may read a page of the commit log; an error unwinds.
     let committed = unsafe { pg_sys::TransactionIdDidCommit(short(writer)) };
     let fate = if committed { Fate::Committed } else { Fate::Aborted };
-    FATES.with_borrow_mut(|fates| fates[place] = (writer.0, fate));
+    FATES.with_borrow_mut(|fates| fates[writer.0 as usize % REMEMBERED] = (writer.0, fate));
     fate
 }
 
 /// The fate of a writer that is not the current transaction.
 pub fn fate_of_other(writer: Writer) -> Fate {
-    let place = writer.0 as usize % REMEMBERED;
-    let (whose, fate) = FATES.with_borrow(|fates| fates[place]);
-    if whose == writer.0 {
+    if let Some(fate) = remembered(writer) {
         return fate;
     }
     // SAFETY: looks into the process array; may read a page of the subtransaction log; an error unwinds.
@@ -136,6 +137,27 @@ pub fn fate_of_other(writer: Writer) -> Fate {
         return Fate::InProgress;
     }
     final_fate(writer)
+}
+
+/// PostgreSQL gives out no more transaction ids before a transaction that runs is so many of them old.
+const OLDER_THAN_ANY_WHO_RUNS: u64 = 1 << 31;
+/// Where it is looked whether a writer is as old as that.
+const OLD: u64 = 1 << 30;
+
+/// The writer is not this transaction, and has ended. Of one who has ended long ago the commit log may know nothing any more: it is not
+/// asked.
+pub fn has_ended(writer: Writer) -> bool {
+    if is_mine(writer) {
+        return false;
+    }
+    let is_ancient = || {
+        let before = |next: u64, by: u64| writer.0.saturating_add(by) <= next;
+        // SAFETY: takes a lock in shared memory for a moment, never raises an error.
+        before(near_present(), OLD)
+            && before(unsafe { raw::ReadNextFullTransactionId() }.value, OLDER_THAN_ANY_WHO_RUNS)
+    };
+    // SAFETY: as in `fate_of_other`.
+    remembered(writer).is_some() || is_ancient() || !unsafe { pg_sys::TransactionIdIsInProgress(short(writer)) }
 }
 
 /// What somebody waits for; it shows in the error context of a cancelled wait.
@@ -237,11 +259,6 @@ unsafe fn is_free(tag: &pg_sys::LOCKTAG) -> bool {
         }
         free
     }
-}
-
-/// The writer is not this transaction, and has ended.
-pub fn has_ended(writer: Writer) -> bool {
-    !is_mine(writer) && fate_of_other(writer) != Fate::InProgress
 }
 
 fn speculative_tag(writer: Writer) -> pg_sys::LOCKTAG {

@@ -21,7 +21,7 @@ use super::{key_hash, write, Open};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::row_locks::{self, Attempt, Tag};
 use crate::pg::{batch, error, xact};
-use loosekv_engine::types::{Fate, RowBuf, Writer};
+use loosekv_engine::types::{RowBuf, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
 use pgrx::pg_sys::LockWaitPolicy as Policy;
@@ -163,7 +163,7 @@ impl KeyLock {
 
     /// Gets a writer out of the way, by waiting for him if he still runs. False: that is not wanted.
     fn wait(&self, open: &Open, writer: Writer, policy: Policy::Type) -> bool {
-        if xact::fate_of_other(writer) == Fate::InProgress {
+        if !xact::has_ended(writer) {
             if policy != Policy::LockWaitBlock {
                 return false;
             }

@@ -8,7 +8,7 @@
 //! snapshots it says "the key is absent" whoever wrote it, and whatever became of him: nobody need wait for its writer.
 
 use super::{last_look, recent, tid, unread, write, Open};
-use crate::host::PgHost;
+use crate::host::{writers, PgHost};
 use crate::pg::xact::{self, SPECULATIVE_TOKEN};
 use crate::pg::{batch, ssi};
 use loosekv_engine::error::Result;
@@ -353,12 +353,17 @@ impl View {
     /// The next key of which the snapshot sees a version; the cursor tells the row.
     pub fn next_in_place(&mut self, open: &Open, cursor: &mut Cursor<PgHost>) -> Result<bool> {
         let dirty = self.kind == Kind::Dirty;
+        let mut busy = None;
         let found = if dirty {
             // A range has no second look at a key: whoever is at work on it is shown, and its reader waits for him.
-            let choose = |head: &Head, hint: &Hint<'_>| match standing(head, hint) {
-                Standing::Aborted => Verdict::Skip,
-                Standing::InProgress if head.flags.is_tombstone() => Verdict::Skip,
-                _ => Verdict::Take,
+            let choose = |head: &Head, hint: &Hint<'_>| {
+                let standing = standing(head, hint);
+                busy = Some(*head).filter(|_| standing == Standing::InProgress);
+                match standing {
+                    Standing::Aborted => Verdict::Skip,
+                    Standing::InProgress if head.flags.is_tombstone() => Verdict::Skip,
+                    _ => Verdict::Take,
+                }
             };
             cursor.next_in_place(&open.tree, Writer(0), choose)?
         } else {
@@ -367,9 +372,7 @@ impl View {
         };
         self.check_passed(open.rel);
         if dirty {
-            let head = cursor.row().head;
-            let busy = found && !xact::is_mine(head.writer) && xact::fate_of_other(head.writer) == Fate::InProgress;
-            self.tell_dirty(busy.then_some(head), None);
+            self.tell_dirty(busy.filter(|_| found), None);
         }
         Ok(found)
     }
@@ -571,8 +574,10 @@ impl Sight {
             Sight::Dead => return Ok(true),
             // The drop came after the commit, and the flip that tells of it after both.
             Sight::Gone => open.tree.host.meta_lsn()?,
-            // SAFETY: looks into the commit log; an error unwinds.
-            Sight::Superseded(by) => unsafe { pg_sys::TransactionIdGetCommitLSN(xact::short(by.writer)) },
+            Sight::Superseded(by) => match writers::commit_lsn(by.writer) {
+                Some(lsn) => lsn,
+                None => return Ok(true),
+            },
         };
         // SAFETY: looks into shared memory.
         Ok(!unsafe { pg_sys::XLogNeedsFlush(proof) })
