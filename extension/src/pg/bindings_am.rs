@@ -99,6 +99,7 @@ pub mod raw {
             params: pg_sys::ParamListInfo,
         ) -> *mut pg_sys::PlannedStmt;
         pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, eflags: c_int);
+        pub fn standard_ExecutorFinish(query: *mut pg_sys::QueryDesc);
         pub fn standard_ExecutorRun(
             query: *mut pg_sys::QueryDesc,
             direction: pg_sys::ScanDirection::Type,

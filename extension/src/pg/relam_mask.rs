@@ -2,10 +2,12 @@
 //!
 //! Parts of PostgreSQL ask for a btree by its oid: comparing indexes when a partition is attached, row comparisons, ON
 //! CONFLICT into partitioned tables. Our keys have btree's operator classes and behave as btree does, so the relcache entry,
-//! pinned, says "btree" during such an operation. The planner is never to see it so: it would read btree's meta page.
+//! pinned, says "btree" during such an operation. The planner is never to see it so: it would read btree's meta page. While it plans
+//! masks are lifted, whatever happens meanwhile: it may learn that an index has changed, or run a function, whose statements have
+//! masks of their own.
 //!
 //! An error jumps over whoever set a mask (see [`super::hooks`]), so masks belong to a level of subtransactions, and go when
-//! that level is rolled back.
+//! that level is rolled back; so it is with what is planned and run.
 
 use super::bindings_am::{guarded, raw};
 use super::catalog;
@@ -19,7 +21,50 @@ struct Masked {
     level: i32,
 }
 
+/// What is done now, within what was begun before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    Planning,
+    /// Within planning.
+    Running,
+}
+
 static MASKED: ProcessLocal<RefCell<Vec<Masked>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+/// Each with its level of subtransactions.
+static PHASES: ProcessLocal<RefCell<Vec<(Phase, i32)>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+
+fn lifted() -> bool {
+    PHASES.with_borrow(|phases| matches!(phases.last(), Some((Phase::Planning, _))))
+}
+
+/// A phase begins in which masks are lifted, or on again. Returns what [`leave`] wants to know.
+pub fn enter(phase: Phase) -> usize {
+    let before = PHASES.with_borrow(Vec::len);
+    let changes = match phase {
+        Phase::Planning => depth() > 0,
+        Phase::Running => lifted(),
+    };
+    if changes {
+        // SAFETY: reads process memory.
+        let level = unsafe { raw::GetCurrentTransactionNestLevel() };
+        PHASES.with_borrow_mut(|phases| phases.push((phase, level)));
+        put_all_as_they_are_to_be();
+    }
+    before
+}
+
+/// It has ended.
+pub fn leave(before: usize) {
+    if PHASES.with_borrow(Vec::len) > before {
+        PHASES.with_borrow_mut(|phases| phases.truncate(before));
+        put_all_as_they_are_to_be();
+    }
+}
+
+fn put_all_as_they_are_to_be() {
+    let on = !lifted();
+    MASKED.with_borrow(|masked| put_all(masked, on));
+}
 
 /// btree's oid.
 pub const BTREE: u32 = 403;
@@ -53,7 +98,7 @@ pub fn mask(index: pg_sys::Oid, lock: u32) {
         catalog::key_am();
         let level = raw::GetCurrentTransactionNestLevel();
         MASKED.with_borrow_mut(|masked| masked.push(Masked { index: rel, level }));
-        put(rel, true);
+        put(rel, !lifted());
     }
 }
 
@@ -89,27 +134,23 @@ pub fn end(depth: usize) {
         let from = depth.min(masked.len());
         let ended: Vec<Masked> = masked.drain(from..).collect();
         put_all(&ended, false);
-        put_all(masked, true);
         ended
     });
+    put_all_as_they_are_to_be();
     for masked in ended {
         // SAFETY: opened by `mask`.
         unsafe { pg_sys::index_close(masked.index, pg_sys::NoLock as i32) };
     }
 }
 
-/// Lifts all masks (for planning), or puts them on again.
-pub fn lift(lifted: bool) {
-    MASKED.with_borrow(|masked| put_all(masked, !lifted));
-}
-
 /// A relcache entry may have been read anew.
 pub fn relation_changed(relid: pg_sys::Oid) {
+    let on = !lifted();
     MASKED.with_borrow(|masked| {
         for masked in masked {
             // SAFETY: pinned.
             if relid == pg_sys::Oid::INVALID || relid == unsafe { (*masked.index).rd_id } {
-                put(masked.index, true);
+                put(masked.index, on);
             }
         }
     });
@@ -117,11 +158,12 @@ pub fn relation_changed(relid: pg_sys::Oid) {
 
 /// This level of subtransactions, and those above it, are rolled back; PostgreSQL unpins the entries.
 pub fn rolled_back(level: i32) {
+    PHASES.with_borrow_mut(|phases| phases.retain(|(_, of)| *of < level));
     MASKED.with_borrow_mut(|masked| {
         put_all(masked, false);
         masked.retain(|masked| masked.level < level);
-        put_all(masked, true);
     });
+    put_all_as_they_are_to_be();
 }
 
 /// The transaction is over.

@@ -656,7 +656,7 @@ enum Unread {
 
 /// Locks a row that was left unread, if that is possible at once, and the row still the one that was found.
 fn lock_unread(open: &Open, unread: RowId, mode: LockTupleMode::Type, row: &mut RowBuf) -> Unread {
-    let Some(observed) = unread::recall(open, unread, row) else { return Unread::Gone };
+    let observed = open.ok(unread::recall(open, unread, row).ok_or_else(unread::forgotten));
     let lock = KeyLock::on(open, &row.key);
     let got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
     if got != Got::WouldBlock && open.tree.is_as_observed(&row.key, observed) {

@@ -17,7 +17,7 @@
 use super::Open;
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::xact;
-use loosekv_engine::error::Result;
+use loosekv_engine::error::{Error, Result};
 use loosekv_engine::tree::{Hint, Observed};
 use loosekv_engine::types::{Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys::Relation;
@@ -195,9 +195,14 @@ pub fn undisturbed(row: RowId, key: &[u8]) -> Option<(Observed, Writer)> {
     with_note(row, |note, observed| is_it(note).then_some((observed, note.writers))).flatten()
 }
 
+/// Who asks for a row that was left unread is still at it: nothing can have come in between.
+pub fn forgotten() -> Error {
+    Error::structure("a row that was left unread is not known any more")
+}
+
 /// Reads the row that is noted under this row id, whatever has become of its key. False: it is not there any more.
 pub fn read(open: &Open, row: RowId, out: &mut RowBuf) -> Result<bool> {
-    let Some((key, writers)) = with_note(row, |note, _| (note.key.clone(), note.writers)) else { return Ok(false) };
+    let (key, writers) = with_note(row, |note, _| (note.key.clone(), note.writers)).ok_or_else(forgotten)?;
     let is_it = |head: &Head, _: &Hint<'_>| if head.writer <= writers { Verdict::Take } else { Verdict::Skip };
     Ok(open.tree.find(&key, is_it, out)?.taken && !out.head.flags.is_tombstone())
 }

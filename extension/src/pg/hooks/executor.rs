@@ -11,7 +11,8 @@
 
 use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
-use crate::pg::{batch, catalog, error, index_ahead, palloc, relam_mask, replacing, table_scan};
+use crate::pg::relam_mask::{self, Phase};
+use crate::pg::{batch, catalog, error, index_ahead, palloc, replacing, table_scan};
 use crate::table::{recent, unread};
 use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
@@ -22,6 +23,7 @@ use std::ffi::c_void;
 
 static mut PREVIOUS_START: pg_sys::ExecutorStart_hook_type = None;
 static mut PREVIOUS_RUN: pg_sys::ExecutorRun_hook_type = None;
+static mut PREVIOUS_FINISH: pg_sys::ExecutorFinish_hook_type = None;
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.
@@ -30,12 +32,15 @@ pub fn install() {
         pg_sys::ExecutorStart_hook = Some(start);
         PREVIOUS_RUN = pg_sys::ExecutorRun_hook;
         pg_sys::ExecutorRun_hook = Some(run);
+        PREVIOUS_FINISH = pg_sys::ExecutorFinish_hook;
+        pg_sys::ExecutorFinish_hook = Some(finish);
     }
 }
 
 unsafe extern "C-unwind" fn start(query: *mut QueryDesc, eflags: i32) {
     // SAFETY: nothing to drop here; see the module of hooks.
     unsafe {
+        let phase = relam_mask::enter(Phase::Running);
         let begun = before_start(query);
         match PREVIOUS_START {
             Some(previous) => previous(query, eflags),
@@ -44,12 +49,14 @@ unsafe extern "C-unwind" fn start(query: *mut QueryDesc, eflags: i32) {
         if begun.prepare || relam_mask::depth() > begun.depth {
             after_start(query, begun.depth);
         }
+        relam_mask::leave(phase);
     }
 }
 
 unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64, once: bool) {
     // SAFETY: nothing to drop here.
     unsafe {
+        let phase = relam_mask::enter(Phase::Running);
         let begun = before_run(query);
         let noting = recent::set_noting(comes_back(query));
         let run = || match PREVIOUS_RUN {
@@ -62,9 +69,32 @@ unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDi
         }
         recent::set_noting(noting);
         let duplicate = after_run(begun);
+        relam_mask::leave(phase);
         if !duplicate.is_null() {
             error::raise_duplicate(duplicate);
         }
+    }
+}
+
+/// Statements in WITH clauses that nobody reads, or not to their end, run when the others have run.
+unsafe extern "C-unwind" fn finish(query: *mut QueryDesc) {
+    // SAFETY: nothing to drop here.
+    unsafe {
+        let finish = || match PREVIOUS_FINISH {
+            Some(previous) => previous(query),
+            None => raw::standard_ExecutorFinish(query),
+        };
+        if (*(*query).estate).es_auxmodifytables.is_null() {
+            return finish();
+        }
+        let phase = relam_mask::enter(Phase::Running);
+        let begun = before_run(query);
+        let noting = recent::set_noting(comes_back(query));
+        finish();
+        recent::set_noting(noting);
+        // Where there are such statements no rows are gathered.
+        after_run(begun);
+        relam_mask::leave(phase);
     }
 }
 

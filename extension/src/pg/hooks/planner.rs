@@ -4,7 +4,8 @@
 
 use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
-use crate::pg::{catalog, relam_mask};
+use crate::pg::catalog;
+use crate::pg::relam_mask::{self, Phase};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use std::collections::HashMap;
@@ -32,17 +33,12 @@ unsafe extern "C-unwind" fn plan(
 ) -> *mut pg_sys::PlannedStmt {
     // SAFETY: nothing to drop here; see the module of hooks.
     unsafe {
-        let masked = relam_mask::depth() > 0;
-        if masked {
-            relam_mask::lift(true);
-        }
+        let phase = relam_mask::enter(Phase::Planning);
         let planned = match PREVIOUS_PLANNER {
             Some(previous) => previous(query, text, options, params),
             None => raw::standard_planner(query, text, options, params),
         };
-        if masked {
-            relam_mask::lift(false);
-        }
+        relam_mask::leave(phase);
         planned
     }
 }
