@@ -1,5 +1,6 @@
 //! The table access method's callbacks that read.
 
+use super::hooks::executor;
 use super::index_ahead::IndexAhead;
 use super::owned::Owned;
 use super::{palloc, slots, ssi, statistics, xact};
@@ -253,7 +254,12 @@ pub unsafe fn set_bitmap_node(node: *mut pg_sys::BitmapHeapScanState) {
 #[pg_guard]
 pub unsafe extern "C-unwind" fn bitmap_block(scan: TableScanDesc, page: *mut pg_sys::TBMIterateResult) -> bool {
     // SAFETY: as for `next`.
-    unsafe { state(scan).begin_bitmap_page((*page).blockno, bitmap::offsets_of(page)) };
+    unsafe {
+        if !state(scan).has_bitmap() {
+            executor::prepare_second_look();
+        }
+        state(scan).begin_bitmap_page((*page).blockno, bitmap::offsets_of(page));
+    }
     true
 }
 

@@ -147,13 +147,18 @@ impl TableScan {
         }
     }
 
-    /// The scan goes through this node's bitmap.
+    /// The scan goes through this node's bitmap, if it has not begun with it.
     ///
     /// # Safety
     /// The node outlives the scan.
     pub unsafe fn set_bitmap(&mut self, node: *mut pg_sys::BitmapHeapScanState) {
         // SAFETY: by the contract.
-        self.ahead = Some(unsafe { BitmapAhead::new(node) });
+        self.ahead.get_or_insert_with(|| unsafe { BitmapAhead::new(node) });
+    }
+
+    /// It is known through whose bitmap the scan goes.
+    pub fn has_bitmap(&self) -> bool {
+        self.ahead.is_some()
     }
 
     /// Begins with a page of a bitmap.

@@ -9,7 +9,7 @@
 //! - Scans of our tables by btrees are told of to those who read rows together ([`index_ahead`]).
 //! - Bitmap scans of our tables do not prefetch: blocks of TIDs are not blocks of the file. The scan asks for rows itself.
 
-use crate::host::process_local::{later, Later, WithBorrow};
+use crate::host::process_local::{later, Later, ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::raw;
 use crate::pg::relam_mask::{self, Phase};
 use crate::pg::{batch, catalog, error, index_ahead, palloc, replacing, table_scan};
@@ -18,12 +18,16 @@ use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
 use pgrx::prelude::*;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
 static mut PREVIOUS_START: pg_sys::ExecutorStart_hook_type = None;
 static mut PREVIOUS_RUN: pg_sys::ExecutorRun_hook_type = None;
 static mut PREVIOUS_FINISH: pg_sys::ExecutorFinish_hook_type = None;
+
+/// The query that runs, if it [comes back](comes_back) to its rows.
+static COMES_BACK: ProcessLocal<Cell<*mut QueryDesc>> = ProcessLocal::new(Cell::new(std::ptr::null_mut()));
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.
@@ -56,9 +60,7 @@ unsafe extern "C-unwind" fn start(query: *mut QueryDesc, eflags: i32) {
 unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDirection::Type, count: u64, once: bool) {
     // SAFETY: nothing to drop here.
     unsafe {
-        let phase = relam_mask::enter(Phase::Running);
         let begun = before_run(query);
-        let noting = recent::set_noting(comes_back(query));
         let run = || match PREVIOUS_RUN {
             Some(previous) => previous(query, direction, count, once),
             None => raw::standard_ExecutorRun(query, direction, count, once),
@@ -67,9 +69,7 @@ unsafe extern "C-unwind" fn run(query: *mut QueryDesc, direction: pg_sys::ScanDi
             true => run_gathering(&begun.targets, run),
             false => run(),
         }
-        recent::set_noting(noting);
         let duplicate = after_run(begun);
-        relam_mask::leave(phase);
         if !duplicate.is_null() {
             error::raise_duplicate(duplicate);
         }
@@ -87,14 +87,10 @@ unsafe extern "C-unwind" fn finish(query: *mut QueryDesc) {
         if (*(*query).estate).es_auxmodifytables.is_null() {
             return finish();
         }
-        let phase = relam_mask::enter(Phase::Running);
         let begun = before_run(query);
-        let noting = recent::set_noting(comes_back(query));
         finish();
-        recent::set_noting(noting);
         // Where there are such statements no rows are gathered.
         after_run(begun);
-        relam_mask::leave(phase);
     }
 }
 
@@ -274,15 +270,7 @@ unsafe extern "C-unwind" fn prepare_state(state: *mut pg_sys::PlanState, context
     unsafe {
         match (*state).type_ {
             NodeTag::T_ModifyTableState => prepare_arbiters(state.cast()),
-            NodeTag::T_BitmapHeapScanState => {
-                let scan = state.cast::<pg_sys::BitmapHeapScanState>();
-                if is_of_our_table(&(*scan).ss) {
-                    (*scan).prefetch_maximum = 0;
-                    if !(*scan).ss.ss_currentScanDesc.is_null() {
-                        table_scan::set_bitmap_node(scan);
-                    }
-                }
-            }
+            NodeTag::T_BitmapHeapScanState => prepare_bitmap_scan(state.cast()),
             NodeTag::T_IndexScanState => {
                 let scan = state.cast::<pg_sys::IndexScanState>();
                 if is_of_our_table(&(*scan).ss) {
@@ -298,6 +286,18 @@ unsafe extern "C-unwind" fn prepare_state(state: *mut pg_sys::PlanState, context
             _ => {}
         }
         pg_sys::ffi::pg_guard_ffi_boundary(|| raw::planstate_tree_walker(state, prepare_state, context))
+    }
+}
+
+unsafe fn prepare_bitmap_scan(scan: *mut pg_sys::BitmapHeapScanState) {
+    // SAFETY: as the executor sets it up.
+    unsafe {
+        if is_of_our_table(&(*scan).ss) {
+            (*scan).prefetch_maximum = 0;
+            if !(*scan).ss.ss_currentScanDesc.is_null() {
+                table_scan::set_bitmap_node(scan);
+            }
+        }
     }
 }
 
@@ -387,7 +387,10 @@ fn equality(family: Oid, input: Oid) -> (Oid, Oid) {
 /// What was so before a statement ran.
 #[repr(C)]
 struct BeforeRun {
+    phase: usize,
     masks: usize,
+    noting: bool,
+    comes_back: *mut QueryDesc,
     targets: batch::Targets,
     /// Statements that ran outside of this one.
     outside: usize,
@@ -397,10 +400,14 @@ struct BeforeRun {
 unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
     // SAFETY: the executor's query.
     unsafe {
+        let phase = relam_mask::enter(Phase::Running);
         let outside = replacing::begin(query);
-        let begun = BeforeRun { masks: relam_mask::depth(), targets: batch::begin(query), outside };
+        let (masks, targets) = (relam_mask::depth(), batch::begin(query));
         mask_for_run(query);
-        begun
+        let back = comes_back(query);
+        let noting = recent::set_noting(back);
+        let comes_back = COMES_BACK.replace(if back { query } else { std::ptr::null_mut() });
+        BeforeRun { phase, masks, noting, comes_back, targets, outside }
     }
 }
 
@@ -436,9 +443,63 @@ unsafe fn mask_for_run(query: *mut QueryDesc) {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn after_run(begun: BeforeRun) -> *mut error::Duplicate {
+    COMES_BACK.set(begun.comes_back);
+    recent::set_noting(begun.noting);
     if relam_mask::depth() > begun.masks {
         relam_mask::end(begun.masks);
     }
     unread::ends(begun.outside);
+    relam_mask::leave(begun.phase);
     batch::end(begun.targets)
+}
+
+/// A bitmap scan begins that was not there when the statement's plan was set up: it is of a plan by which a row that has changed
+/// meanwhile is looked at once more.
+pub fn prepare_second_look() {
+    let query = COMES_BACK.get();
+    // SAFETY: the query runs; what looks at rows once more is set up node by node, before any of it runs.
+    unsafe {
+        if !query.is_null() && !(*query).planstate.is_null() {
+            find_second_looks((*query).planstate, std::ptr::null_mut());
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn find_second_looks(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+    // SAFETY: each node is what its tag says; those of a second look are there, or it is null.
+    unsafe {
+        if state.is_null() {
+            return false;
+        }
+        let look = match (*state).type_ {
+            NodeTag::T_ModifyTableState => &raw const (*state.cast::<pg_sys::ModifyTableState>()).mt_epqstate,
+            NodeTag::T_LockRowsState => &raw const (*state.cast::<pg_sys::LockRowsState>()).lr_epqstate,
+            _ => std::ptr::null(),
+        };
+        if !look.is_null() && !(*look).recheckestate.is_null() {
+            prepare_bitmap_scans((*look).recheckplanstate, context);
+            for sub in catalog::nodes::<pg_sys::PlanState>((*(*look).recheckestate).es_subplanstates) {
+                prepare_bitmap_scans(sub, context);
+            }
+        }
+        raw::planstate_tree_walker(state, find_second_looks, context)
+    }
+}
+
+unsafe extern "C-unwind" fn prepare_bitmap_scans(state: *mut pg_sys::PlanState, context: *mut c_void) -> bool {
+    // SAFETY: as for `find_second_looks`.
+    unsafe {
+        if state.is_null() {
+            return false;
+        }
+        if (*state).type_ == NodeTag::T_BitmapHeapScanState {
+            prepare_bitmap_scan(state.cast());
+        }
+        raw::planstate_tree_walker(state, prepare_bitmap_scans, context)
+    }
+}
+
+/// Which query runs is not known any more: an error has ended it, or one within it.
+pub fn rolled_back() {
+    COMES_BACK.set(std::ptr::null_mut());
 }

@@ -69,6 +69,7 @@ unsafe extern "C-unwind" fn clean_up(event: pg_sys::XactEvent::Type) {
     }
     if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE) {
         relam_mask::forget();
+        executor::rolled_back();
         batch::rolled_back(0);
         unread::rolled_back(0);
         crate::host::progress::ended();
@@ -97,6 +98,7 @@ unsafe extern "C-unwind" fn subtransaction_ended(
         // SAFETY: the subtransaction is still the current one.
         let level = unsafe { super::bindings_am::raw::GetCurrentTransactionNestLevel() };
         relam_mask::rolled_back(level);
+        executor::rolled_back();
         explain::rolled_back(level);
         options::rolled_back(level);
         batch::rolled_back(level);
