@@ -127,6 +127,12 @@ pub trait Host: Sized + 'static {
 
     // The row log.
 
+    /// The newest generation of which the row log has anything, if only a segment without rows: what is appended from now on is of a
+    /// newer one. To be asked after [`Host::replay`].
+    fn newest_log(&self) -> L0Id {
+        L0Id(0)
+    }
+
     /// Appends records to the log of `generation` and, once nothing can fail any more, calls `link` for each of them
     /// with its address. Append, logging and link are one unit: whoever finds the record after a crash finds it whole.
     /// The records are made by [`crate::row::encode_record`] and tell their own length.

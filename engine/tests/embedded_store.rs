@@ -558,6 +558,12 @@ fn directories_that_will_not_do_are_refused() {
     drop(store);
     fs::remove_file(scratch.dir().join("meta.lkv")).unwrap();
     assert!(said(Store::open(scratch.dir(), &small())).contains("no meta page"));
+    let flushed = Scratch::new();
+    let store = Store::open(flushed.dir(), &small()).unwrap();
+    store.put(b"k", b"v").unwrap();
+    store.close().unwrap();
+    fs::remove_file(flushed.dir().join("meta.lkv")).unwrap();
+    assert!(said(Store::open(flushed.dir(), &small())).contains("pages, but no meta page"));
 }
 
 /// Every file of a store, with bytes flipped here and there: reads give the right answer or an error, never a wrong one.

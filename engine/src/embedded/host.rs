@@ -18,6 +18,7 @@ use crate::host::{Budgets, Flip, Host, SideFile};
 use crate::manifest::Manifest;
 use crate::mutation::{on, Mutation::I6PagesNotSynced};
 use crate::page::PageBuf;
+use crate::tree::load::FIRST_PAGE;
 use crate::tree::{for_deletes, is_much_room, Tree};
 use crate::types::{L0Id, LogAddr, PageNo, PAGE_SIZE};
 use loosekv_shm::latch::ThreadLatch;
@@ -86,6 +87,11 @@ impl EmbeddedHost {
             return Err(Error::Invalid(format!("there is a store in {shown} already")));
         }
         let pages = PageFile::open(fs.as_ref(), dir, options.reads, options.verify_checksums)?;
+        // A store that was about to be made has the first pages alone.
+        if !meta.exists() && pages.pages() > FIRST_PAGE {
+            let what = format!("{shown} has {} pages, but no meta page", pages.pages());
+            return Err(Error::structure(what));
+        }
         let log = RowLog::new(Arc::clone(&fs), dir, options.log_chunk, Arc::clone(&health));
         let budgets = Budgets::default();
         budgets.memtables.limit.store(options.memtables_budget, Ordering::Relaxed);
@@ -276,6 +282,10 @@ impl Host for EmbeddedHost {
 
     fn replay(&self, manifest: &Manifest, show: &mut dyn FnMut(L0Id, LogAddr, &[u8]) -> Result<()>) -> Result<()> {
         self.log.replay(manifest.flushed, show)
+    }
+
+    fn newest_log(&self) -> L0Id {
+        self.log.newest_generation()
     }
 
     fn forget_log(&self, upto: L0Id) -> Result<()> {

@@ -17,7 +17,7 @@ pub struct Iter {
     fresh: bool,
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
-    /// The key that the last step found.
+    /// The key that the last step found; empty if it found none.
     key: Vec<u8>,
     hold: Hold,
     /// Last, for the cursor refers to what it keeps.
@@ -71,6 +71,7 @@ impl Iter {
     /// Goes on from `key`: the next step finds it, if it is there.
     pub fn seek(&mut self, key: &[u8]) {
         self.fresh = false;
+        self.key.clear();
         self.cursor.seek(key);
     }
 
@@ -80,16 +81,20 @@ impl Iter {
         self.cursor = self.core.tree()?.scan(lower, upper, direction)?;
         self.direction = direction;
         self.fresh = true;
+        self.key.clear();
         Ok(())
     }
 
-    /// The key that the last step found.
+    /// The key that the last step found; empty if there was none.
     pub fn key(&self) -> &[u8] {
         &self.key
     }
 
-    /// The value that the last step found.
+    /// The value that the last step found; empty if there was none.
     pub fn value(&self) -> &[u8] {
+        if self.key.is_empty() {
+            return &[];
+        }
         self.cursor.body()
     }
 

@@ -193,6 +193,9 @@ pub fn search(bytes: &[u8], from: usize, seed: u32, above: i64, mut found: impl 
         let first = (at + nonzero).saturating_sub(8).max(at);
         let mut after = at + nonzero + 1;
         for start in first..after {
+            if !seems_a_frame(bytes, start, above, (start - from) / FRAME) {
+                continue;
+            }
             if let Some(frame) = Frame::decode(bytes, start, seed).filter(|f| i64::from(f.number) > above) {
                 found(&frame);
                 any = true;
@@ -203,6 +206,26 @@ pub fn search(bytes: &[u8], from: usize, seed: u32, above: i64, mut found: impl 
         at = after;
     }
     any
+}
+
+/// Whether a frame with a higher number may begin here, before its checksum is looked at: that of what is torn of a large frame would
+/// be made for each of its bytes. There is room for so many frames before it, and records, none of which is empty, fill a frame.
+fn seems_a_frame(bytes: &[u8], at: usize, above: i64, before: usize) -> bool {
+    let (Some(shape), Some(number)) = (u32_at(bytes, at + 4), u32_at(bytes, at + 8)) else { return false };
+    let len = (shape & !MARK) as usize;
+    let start = at + if shape & MARK != 0 { MARKED_FRAME } else { FRAME };
+    let most = above.saturating_add(1).saturating_add(before as i64);
+    if len > MAX_PAYLOAD || start + len > bytes.len() || !(above + 1..=most).contains(&i64::from(number)) {
+        return false;
+    }
+    let (mut from, end) = (start, start + len);
+    while from < end {
+        match bytes.get(from..end).and_then(get_length) {
+            Some((len, width)) if len > 0 => from += len + width,
+            _ => return false,
+        }
+    }
+    from == end
 }
 
 fn next_nonzero(bytes: &[u8]) -> Option<usize> {

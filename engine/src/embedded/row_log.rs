@@ -143,6 +143,11 @@ impl RowLog {
         self.segments().live.len()
     }
 
+    /// Generation of the newest segment, which may be empty; 0: there is none.
+    pub fn newest_generation(&self) -> L0Id {
+        self.segments().live.last().map_or(L0Id(0), |newest| newest.generation)
+    }
+
     /// Bytes in them.
     pub fn bytes(&self) -> u64 {
         self.segments().live.iter().map(|segment| segment.end()).sum()
@@ -289,6 +294,8 @@ impl RowLog {
             segment.shut();
         }
         tail.new_names = true;
+        // Even if no frame follows: the segments after it are found only as long as its header is there.
+        tail.dirty.push(Arc::clone(&segment));
         self.change().live.push(Arc::clone(&segment));
         Ok(segment)
     }

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 /// Page 0 is the meta page.
-pub(super) const FIRST_PAGE: u32 = 1;
+pub(crate) const FIRST_PAGE: u32 = 1;
 /// Row ids of one generation may come in any order, but not further apart than this.
 const DISORDER: u64 = 1 << 30;
 
@@ -64,8 +64,8 @@ impl<H: Host> Tree<'_, H> {
         free.end_by(host.pages()?);
         let replayed_rows = if on(I13RowIdsReused) { RowId(0) } else { replayed.next_row };
         let next_row = manifest.next_row_id.max(replayed_rows);
-        let newest = replayed.tables.keys().next_back().filter(|_| !on(I13GenerationsReused));
-        let last = newest.map_or(L0Id(0), |g| *g);
+        let newest = replayed.tables.keys().next_back().copied().max(Some(host.newest_log()));
+        let last = newest.filter(|_| !on(I13GenerationsReused)).unwrap_or(L0Id(0));
         let active = L0Id(manifest.next_generation.0.max(last.0 + 1));
         let active = new_active(active, next_row, replayed.last_writer)?;
         loosekv_shm::reserve(&[std::mem::size_of::<Shared<H>>()])

@@ -46,7 +46,7 @@ mod interleaved;
 mod latched;
 mod ledger;
 mod live_options;
-mod load;
+pub(crate) mod load;
 #[cfg(test)]
 mod model;
 mod pick;

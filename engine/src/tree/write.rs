@@ -256,13 +256,17 @@ impl<H: Host> Tree<'_, H> {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let pieces: Vec<&[u8]> =
             starts.zip(&ends).map(|(from, to)| records.get(from..*to).unwrap_or_default()).collect();
-        self.host.append(self, active.generation(), &pieces, &mut |at, addr| {
+        let appended = self.host.append(self, active.generation(), &pieces, &mut |at, addr| {
             if let (Some(row), Some(Some(splice)), Some(room)) =
                 (rows.get(at), splices.get(at), rooms.get_mut(at).and_then(Option::take))
             {
                 active.link(splice, room, row.key, &head_of(row, first, at), addr);
             }
-        })?;
+        });
+        if appended.is_err() {
+            rooms.into_iter().flatten().rev().for_each(|room| active.give_back(room));
+        }
+        appended?;
         Ok(rows.len())
     }
 

@@ -1,10 +1,11 @@
 //! A full disk ([`crate::tree::full_disk`]).
 
-use super::scenarios::{borrowed, calm, sixty};
+use super::scenarios::{borrowed, calm, sixty, write};
 use super::{check, Run};
 use crate::error::Error;
 use crate::manifest::LogExtent;
 use crate::tree::full_disk::Taker;
+use crate::tree::{NewRow, Observed};
 use crate::types::*;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -150,4 +151,29 @@ fn a_full_disk_is_emptied_by_deletes() {
     log_until_full(&run, false);
     run.host.world.borrow_mut().room = None;
     assert!(tree.compact_one(true).unwrap());
+}
+
+/// Rows that the row log has no room for cost the memtable nothing but their row ids, one or many.
+#[test]
+fn refused_rows_take_no_room_in_the_memtable() {
+    let run = calm();
+    let tree = run.tree();
+    write(&tree, 1, Fate::Committed, &[(b"a", Some(b"there"))]);
+    let used = || tree.pin().active().table.bytes_used();
+    let absent = Observed { version: tree.pin().number, flushed: tree.pin().flushed, newest: None };
+    for (count, expect) in [(1, None), (3, None), (3, Some(absent))] {
+        let keys: Vec<_> = (0..count).map(sixty).collect();
+        let rows = keys.iter().map(|key| {
+            let (writer, flags) = (Writer(2), Flags::default());
+            NewRow { key, body: b"", writer, command: 0, flags, incarnation: 0, expect }
+        });
+        let (rows, before) = (rows.collect::<Vec<_>>(), used());
+        run.host.world.borrow_mut().faults.percent = 100;
+        for _ in 0..50 {
+            assert!(tree.append(&rows).is_err());
+        }
+        run.host.world.borrow_mut().faults.percent = 0;
+        // There is a table for 256 row ids each.
+        assert!(used() - before < 2 * 256 * 4 + 100, "{count} rows: {} bytes", used() - before);
+    }
 }
