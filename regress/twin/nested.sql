@@ -1,10 +1,5 @@
 -- Statements within statements: of functions and WITH clauses, while another one runs, when it has run, and while it is planned.
-CREATE FUNCTION settle(tables text DEFAULT 't') RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF (SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = tables::regclass) = 'loosekv' THEN
-        PERFORM loosekv.flush(tables::regclass);
-    END IF;
-END $$;
+\ir shared/settle.sql
 -- What is in a WITH clause and is not read runs at the end; around it a row is replaced that was left unread.
 CREATE TABLE t (k int PRIMARY KEY, v text);
 CREATE FUNCTION updates(i int) RETURNS text LANGUAGE plpgsql AS $$

@@ -1,10 +1,5 @@
 -- INSERT ... ON CONFLICT DO UPDATE that replaces rows unread: rows in a run, nothing wanted of them but their key.
-CREATE FUNCTION settle(tables text DEFAULT 't') RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF (SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = tables::regclass) = 'loosekv' THEN
-        PERFORM loosekv.flush(tables::regclass);
-    END IF;
-END $$;
+\ir shared/settle.sql
 CREATE TABLE t (k int PRIMARY KEY, v text, n int DEFAULT 7);
 INSERT INTO t SELECT i, 'old ' || i, i FROM generate_series(1, 40) i;
 SELECT settle();

@@ -1,10 +1,5 @@
 -- INSERT ... ON CONFLICT DO UPDATE of many rows, whose new versions may be appended together: nobody can tell, whatever happens on the way.
-CREATE FUNCTION settle(tables text DEFAULT 't') RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF (SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = tables::regclass) = 'loosekv' THEN
-        PERFORM loosekv.flush(tables::regclass);
-    END IF;
-END $$;
+\ir shared/settle.sql
 CREATE TABLE t (k int PRIMARY KEY, v text, n int CHECK (n > -1000));
 INSERT INTO t SELECT i, 'old', i FROM generate_series(1, 1000) i;
 CREATE VIEW told AS SELECT v, count(*), sum(k) AS keys, sum(n) AS numbers FROM t GROUP BY v ORDER BY v;
