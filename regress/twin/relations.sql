@@ -80,3 +80,17 @@ SELECT DISTINCT v FROM l ORDER BY v;
 SELECT max(k), min(k) FROM l WHERE k < 200;
 SELECT * FROM l WHERE k = (SELECT max(k) FROM r WHERE k < 100);
 SELECT count(*) FROM l WHERE EXISTS (SELECT FROM r WHERE r.k = l.k) AND NOT EXISTS (SELECT FROM r WHERE r.k = l.k + 3);
+-- A table with the name of the copy that a rewrite makes, of a table that is locked as for one.
+CREATE TABLE named (k int PRIMARY KEY, v text);
+INSERT INTO named VALUES (1, 'one');
+SELECT 'pg_temp_' || 'named'::regclass::oid AS copy \gset
+BEGIN;
+LOCK TABLE named IN ACCESS EXCLUSIVE MODE;
+CREATE TABLE :"copy" (k int, v text);
+INSERT INTO :"copy" VALUES (1, 'a'), (1, 'b'), (2, 'c');
+SELECT * FROM :"copy";
+COMMIT;
+SELECT * FROM :"copy";
+DROP TABLE :"copy";
+ALTER TABLE named ALTER k TYPE int, ALTER v TYPE text USING v || k;
+SELECT * FROM named WHERE k = 1;

@@ -171,7 +171,7 @@ pub fn key_of_rewritten(copy: Relation) -> Option<KeyCodec> {
     rewritten(copy).map(|(_, key)| key_codec(key))
 }
 
-/// That table, and the index that is its key.
+/// That table, and the index that is its key. (A table of a user's may have such a name, too.)
 pub fn rewritten(copy: Relation) -> Option<(Oid, Oid)> {
     let name = super::error::relation_name(copy);
     let oid = Oid::from(name.strip_prefix("pg_temp_")?.parse::<u32>().ok()?);

@@ -58,6 +58,9 @@ unsafe extern "C-unwind" fn hook(
 unsafe extern "C-unwind" fn created(relid: Oid) {
     // SAFETY: catalog look-ups; the table is locked by whoever creates its index.
     unsafe {
+        if is_by_name_a_copy(relid) {
+            return;
+        }
         let Some((table, immediate)) = primary_key_of(relid) else { return };
         let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
         let ours = catalog::is_our_table(rel);
@@ -86,6 +89,23 @@ unsafe extern "C-unwind" fn created(relid: Oid) {
             );
         }
         overwrite_relam(relid, am);
+    }
+}
+
+/// A new table of ours may have the name of the copy that a rewrite makes, and be none: then it has no key yet. (When its file is made
+/// nothing but the name tells.)
+unsafe fn is_by_name_a_copy(relid: Oid) -> bool {
+    // SAFETY: the relation is open while it is created.
+    unsafe {
+        let rel = pg_sys::RelationIdGetRelation(relid);
+        let named = !rel.is_null() && catalog::is_our_table(rel) && catalog::rewritten(rel).is_some();
+        if named && (*(*rel).rd_rel).relrewrite == Oid::INVALID {
+            info::note_format(relid, catalog::file_of(rel), KeyCodec::row_id());
+        }
+        if !rel.is_null() {
+            pg_sys::RelationClose(rel);
+        }
+        named
     }
 }
 
