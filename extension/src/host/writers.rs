@@ -70,6 +70,12 @@ pub fn fate(writer: Writer, oldest: Writer) -> Fate {
     }
 }
 
+/// Whether the commit log may know nothing of a writer any more. It is cut while this is asked, or a moment later.
+pub fn may_be_forgotten(writer: Writer) -> bool {
+    // SAFETY: shared memory of the server; the value only grows.
+    writer < widen(unsafe { (*pg_sys::ShmemVariableCache).oldestClogXid }, next())
+}
+
 /// Where the WAL has the commit of a writer who has committed. `None`: it has been on disk for so long that the commit log may know
 /// nothing of him any more.
 pub fn commit_lsn(writer: Writer) -> Option<pg_sys::XLogRecPtr> {
@@ -77,8 +83,7 @@ pub fn commit_lsn(writer: Writer) -> Option<pg_sys::XLogRecPtr> {
     // SAFETY: guarded. While the lock is held the commit log is not cut; an ERROR releases it.
     unsafe {
         LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
-        let oldest = widen((*pg_sys::ShmemVariableCache).oldestClogXid, next());
-        let lsn = (writer >= oldest).then(|| pg_sys::TransactionIdGetCommitLSN(xid(writer)));
+        let lsn = (!may_be_forgotten(writer)).then(|| pg_sys::TransactionIdGetCommitLSN(xid(writer)));
         LWLockRelease(lock);
         lsn
     }
@@ -178,9 +183,7 @@ impl Horizon for XidHorizon {
 
     /// The commit log of what is frozen everywhere may be gone.
     fn known_fate(&mut self, head: &Head) -> Option<Fate> {
-        // SAFETY: shared memory of the server; the value only grows, and one that is a moment old will do.
-        let oldest = unsafe { (*pg_sys::ShmemVariableCache).oldestClogXid };
-        (head.writer >= widen(oldest, next())).then(|| self.fate(head))
+        (!may_be_forgotten(head.writer)).then(|| self.fate(head))
     }
 
     fn oldest(&self) -> Writer {

@@ -1,10 +1,13 @@
 //! Transactions as the table code sees them: full transaction ids, what became of a writer, waiting for one.
 
-use super::batch;
+use super::bindings::RecoveryInProgress;
 use super::bindings_am::raw;
+use super::{batch, error};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
+use crate::host::writers;
 use loosekv_engine::types::{Fate, Flags, Head, Writer};
 use pgrx::pg_sys;
+use pgrx::PgSqlErrorCode;
 use std::cell::{Cell, RefCell};
 
 /// Writers that this process has looked up lately. A fate is final, and full transaction ids are never used again, so an
@@ -120,11 +123,24 @@ pub fn final_fate(writer: Writer) -> Fate {
     if let Some(fate) = remembered(writer) {
         return fate;
     }
+    // SAFETY: plain state of the server.
+    if unsafe { RecoveryInProgress() } && writers::may_be_forgotten(writer) {
+        overtaken();
+    }
     // SAFETY: may read a page of the commit log; an error unwinds.
     let committed = unsafe { pg_sys::TransactionIdDidCommit(short(writer)) };
     let fate = if committed { Fate::Committed } else { Fate::Aborted };
     FATES.with_borrow_mut(|fates| fates[writer.0 as usize % REMEMBERED] = (writer.0, fate));
     fate
+}
+
+/// A scan on a standby has before it what a table was when its primary had not frozen it yet, and the commit log has been cut since. (On
+/// the primary VACUUM leaves what its scans may still ask about.)
+#[cold]
+fn overtaken() -> ! {
+    let what = "canceling statement due to conflict with recovery";
+    let hint = "Its table was frozen on the primary meanwhile. In a moment you should be able to repeat your command.";
+    error::raise(PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE, what, Some(hint))
 }
 
 /// The fate of a writer that is not the current transaction.
