@@ -5,6 +5,7 @@
 use crate::error::{Error, Result};
 use crate::types::{Extent, ExtentSeq, PageNo};
 use std::cmp::Reverse;
+use std::collections::TryReserveError;
 
 /// Highest page number in use plus one (PostgreSQL's MaxBlockNumber).
 const MAX_PAGES: u32 = u32::MAX - 1;
@@ -29,6 +30,14 @@ struct Piece {
 }
 
 impl FreeSpace {
+    /// A copy in memory that may run out.
+    pub fn try_clone(&self) -> std::result::Result<FreeSpace, TryReserveError> {
+        let mut pieces = Vec::new();
+        pieces.try_reserve_exact(self.pieces.len())?;
+        pieces.extend_from_slice(&self.pieces);
+        Ok(FreeSpace { pieces, high: self.high })
+    }
+
     /// What is left when `taken` are in use and pages below `first` belong to the host or hold the meta page.
     pub fn complement(first: u32, high: u32, taken: impl Iterator<Item = Extent>) -> Result<FreeSpace> {
         let mut taken: Vec<Extent> = taken.filter(|e| e.pages > 0).collect();

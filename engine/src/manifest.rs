@@ -169,7 +169,7 @@ pub struct Manifest {
 }
 
 /// A copy of plain values that does not abort for want of memory.
-fn try_copy<T: Copy>(from: &[T]) -> std::result::Result<Vec<T>, TryReserveError> {
+pub fn try_copy<T: Copy>(from: &[T]) -> std::result::Result<Vec<T>, TryReserveError> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(from.len())?;
     copy.extend_from_slice(from);

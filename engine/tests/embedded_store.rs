@@ -404,6 +404,7 @@ fn snapshots_and_iterators_stay_as_they_were() {
     let mut at_end = store.iter().unwrap();
     while at_end.next().unwrap() {}
     assert_eq!((at_end.key(), at_end.value()), (&b""[..], &b""[..]));
+    drop(at_end);
     for round in 1..4 {
         for n in 0..2500 {
             store.put(&key(n), &value(n, round)).unwrap();

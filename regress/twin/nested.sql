@@ -82,3 +82,64 @@ END $$;
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;
 UPDATE s SET v = looks() WHERE (a, b) > (98, 98) AND a <= 99 RETURNING *;
+RESET enable_seqscan;
+RESET enable_bitmapscan;
+-- A key is dropped, and before the statement's end another statement runs within it.
+CREATE FUNCTION sets(x anyelement) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    SET LOCAL work_mem = '4MB';
+    CREATE TEMP TABLE IF NOT EXISTS aside (x int);
+    RETURN 'set ' || x;
+END $$;
+CREATE TABLE u (k int PRIMARY KEY, v int, s text);
+INSERT INTO u VALUES (1, 10, 'a'), (2, 20, 'b');
+ALTER TABLE u DROP CONSTRAINT u_pkey, ALTER v TYPE text USING sets(v);
+SELECT * FROM u ORDER BY k;
+ALTER TABLE u ADD PRIMARY KEY (k);
+ALTER TABLE u DROP CONSTRAINT u_pkey, ADD COLUMN x text DEFAULT sets(5);
+ALTER TABLE u ADD PRIMARY KEY (k);
+ALTER TABLE u DROP CONSTRAINT u_pkey, ADD CHECK (sets(v) <> '');
+ALTER TABLE u ADD PRIMARY KEY (k);
+ALTER TABLE u DROP COLUMN k, ALTER s TYPE text USING sets(s);
+SELECT * FROM u ORDER BY v;
+CREATE FUNCTION sets_too() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN SET LOCAL work_mem = '4MB'; END $$;
+CREATE EVENT TRIGGER sets_too ON table_rewrite EXECUTE FUNCTION sets_too();
+CREATE TABLE w (k int PRIMARY KEY, v int);
+INSERT INTO w VALUES (1, 10), (2, 20);
+ALTER TABLE w DROP CONSTRAINT w_pkey, ALTER v TYPE text USING 'y' || v;
+SELECT * FROM w ORDER BY k;
+DROP EVENT TRIGGER sets_too;
+-- A failed ANALYZE leaves no setting behind.
+CREATE FUNCTION fails(v int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN RETURN 1 / (v - 7); END $$;
+CREATE TABLE f (k int PRIMARY KEY, v int);
+CREATE INDEX ON f (fails(v));
+INSERT INTO f VALUES (1, 1);
+CREATE OR REPLACE FUNCTION fails(v int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN RETURN 1 / (v - v); END $$;
+BEGIN;
+SAVEPOINT a;
+ANALYZE f;
+ROLLBACK TO a;
+COMMIT;
+SHOW maintenance_io_concurrency;
+DO $$ BEGIN ANALYZE f; EXCEPTION WHEN OTHERS THEN RAISE NOTICE '%', sqlerrm; END $$;
+SHOW maintenance_io_concurrency;
+-- A table that becomes one of heap has a place for large values.
+CREATE TABLE large (k int, v text);
+ALTER TABLE large ALTER v SET STORAGE EXTERNAL;
+INSERT INTO large SELECT i, string_agg(md5(j::text), '') FROM generate_series(1, 3) i, generate_series(1, 700 * i) j GROUP BY i;
+ALTER TABLE large SET ACCESS METHOD heap;
+INSERT INTO large SELECT 4, string_agg(md5(j::text), '') FROM generate_series(1, 3000) j;
+ALTER TABLE large ALTER v SET STATISTICS 50;
+SELECT k, length(v), md5(v) FROM large ORDER BY k;
+SELECT reltoastrelid <> 0 AS has_toast FROM pg_class WHERE oid = 'large'::regclass;
+ALTER TABLE large SET ACCESS METHOD loosekv;
+SELECT k, length(v), md5(v) FROM large ORDER BY k;
+ALTER TABLE large SET ACCESS METHOD heap;
+SELECT k, length(v), md5(v) FROM large ORDER BY k;
+-- Who inherits from a published table is not published.
+CREATE TABLE parent (k int) USING heap;
+CREATE PUBLICATION of_parent FOR TABLE ONLY parent;
+CREATE TABLE child () INHERITS (parent);
+INSERT INTO child VALUES (1);
+SELECT * FROM parent;
+DROP PUBLICATION of_parent;

@@ -12,21 +12,22 @@
 //!
 //! One follower at a time: the caller sees to it. Keeps I1, I13, I19.
 
-use crate::error::{Error, Result};
+use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
 use crate::host::Host;
-use crate::manifest::{LogExtent, Manifest};
+use crate::manifest::{try_copy, LogExtent, Manifest, RunDesc};
 use crate::mutation::{on, Mutation::BarrenNotForgotten};
 use crate::page::PageBuf;
 use crate::row::decode_record;
 use crate::tree::given_up::{given_up, without};
-use crate::tree::load::{memtable_of_log, read_manifest, FIRST_PAGE};
-use crate::tree::shared::{Limbo, Owner, Shared};
+use crate::tree::load::{memtable_of_log, read_manifest, shared_list, FIRST_PAGE};
+use crate::tree::shared::{reserve_version, share_run, Limbo, Owner, Shared};
 use crate::tree::value_space::limbo_of_values;
 use crate::tree::version::{Generation, SuperVersion};
 use crate::tree::Tree;
 use crate::types::{Extent, L0Id, LogAddr, RowId, Writer};
 use loosekv_shm::{scope, RawLatch};
+use std::collections::TryReserveError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
@@ -68,9 +69,16 @@ impl<H: Host> Tree<'_, H> {
         let more_is_in_runs = flushed > old.flushed;
         let mut waiting = given_up(old, &manifest);
         waiting.extend(limbo_of_values(old, &manifest));
+        let full = || self.shared.full(Consumer::Versions);
+        let copies = scope::with(|| Ok((manifest.try_clone()?, try_copy(&body)?)));
+        let copies = copies.map_err(|_: TryReserveError| full())?;
+        let current = self.pin();
+        let runs = shared_list(manifest.runs.iter().rev().map(|run| shared_run(&current, run))).ok_or_else(full)?;
+        drop(current);
+        reserve_version(runs.len() + 1, None).map_err(|_| full())?;
         self.shared.install(|current| {
             let mut parts = current.edit();
-            parts.runs = manifest.runs.iter().rev().map(|run| shared_run(current, run)).collect();
+            parts.runs = runs;
             parts.frozen.retain(|m| m.table.generation() > flushed);
             if parts.active.table.generation() <= flushed {
                 parts.active = fresh;
@@ -87,9 +95,7 @@ impl<H: Host> Tree<'_, H> {
         }
         self.shared.next_row.fetch_max(manifest.next_row_id.0, Relaxed);
         scope::with(|| {
-            ledger.manifest = manifest.clone();
-            ledger.body.clear();
-            ledger.body.extend_from_slice(&body);
+            (ledger.manifest, ledger.body) = copies;
             ledger.limbo.extend(waiting);
             // What is free matters to those who write alone: see `take_over`.
             ledger.free = FreeSpace::default();
@@ -115,7 +121,7 @@ impl<H: Host> Tree<'_, H> {
         self.shared.last_writer.fetch_max(row.head.writer.0, Relaxed);
         if table.table.by_row(row.head.row_id).is_none() {
             let _rotation = self.shared.rotation.read();
-            let full = || self.shared.full(crate::error::Consumer::Memtable);
+            let full = || self.shared.full(Consumer::Memtable);
             let room = table.table.room(row.key.len(), &row.head).ok_or_else(full)?;
             let splice = table.table.probe_for(row.key, &room);
             table.table.link(&splice, room, row.key, &row.head, addr);
@@ -225,9 +231,9 @@ fn overlap(a: &Extent, b: &Extent) -> bool {
 }
 
 /// The run as the current superversion has it, if it is the same.
-fn shared_run(current: &SuperVersion, run: &crate::manifest::RunDesc) -> Arc<crate::manifest::RunDesc> {
+fn shared_run(current: &SuperVersion, run: &RunDesc) -> Option<Arc<RunDesc>> {
     let known = current.runs.iter().find(|known| ***known == *run);
-    known.cloned().unwrap_or_else(|| Arc::new(run.clone()))
+    known.cloned().or_else(|| share_run(run))
 }
 
 /// Sorts memtables by age and takes the newest.

@@ -7,18 +7,18 @@
 use crate::error::{Consumer, Error, Result};
 use crate::extent::FreeSpace;
 use crate::host::{Flip, Host};
-use crate::manifest::{BodyRef, Manifest};
+use crate::manifest::{try_copy, BodyRef, Manifest};
 use crate::mutation::{on, Mutation::*};
 use crate::options::TreeOptions;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::row::decode_record;
 use crate::row_cache::RowCache;
-use crate::tree::shared::{first_generation, new_generation, Shared};
+use crate::tree::shared::{first_generation, new_generation, reserve_version, share_run, Shared};
 use crate::tree::version::{Edit, Generation, SuperVersion};
 use crate::tree::Tree;
 use crate::types::{L0Id, PageNo, RowId, Writer};
 use loosekv_shm::{heap, scope};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, TryReserveError};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
@@ -68,29 +68,35 @@ impl<H: Host> Tree<'_, H> {
         let last = newest.filter(|_| !on(I13GenerationsReused)).unwrap_or(L0Id(0));
         let active = L0Id(manifest.next_generation.0.max(last.0 + 1));
         let active = new_active(active, next_row, replayed.last_writer)?;
-        loosekv_shm::reserve(&[std::mem::size_of::<Shared<H>>()])
-            .map_err(|_| Error::no_memory(Consumer::Versions, 0))?;
         let last_writer = replayed.last_writer;
+        // A manifest may be too large for what memory there is.
+        let full = || Error::no_memory(Consumer::Versions, 0);
+        let frozen = shared_list(replayed.tables.into_values().rev().map(Some)).ok_or_else(full)?;
+        let runs = shared_list(manifest.runs.iter().rev().map(share_run)).ok_or_else(full)?;
+        let copies = || Ok((manifest.try_clone()?, try_copy(&body)?, free.try_clone()?));
+        let (manifest, body, free) = scope::with(copies).map_err(|_: TryReserveError| full())?;
+        reserve_version(runs.len(), Some(std::mem::size_of::<Shared<H>>())).map_err(|_| full())?;
         scope::with(|| {
-            let frozen = replayed.tables.into_values().rev().collect::<Vec<_>>();
-            let runs: Vec<_> = manifest.runs.iter().rev().map(|r| Arc::new(r.clone())).collect();
             let indexed_from = L0Id(manifest.flushed.0 + 1);
             let parts = Edit { active, frozen, runs, flushed: manifest.flushed, indexed_from };
             let first = SuperVersion::new(1, parts)?;
-            let mut shared = Shared::assemble(
-                options.clone(),
-                manifest.clone(),
-                body.clone(),
-                free.clone(),
-                first,
-                next_row,
-                last_writer,
-            );
+            let options = options.clone();
+            let mut shared = Shared::assemble(options, manifest, body, free, first, next_row, last_writer);
             shared.note_overdue_at_load();
             shared.cached = host.row_cache().map(RowCache::new_table).unwrap_or_default();
             Ok(Box::new(shared))
         })
     }
+}
+
+/// A list in shared memory. `None`: there is no room for it, or for one of its members.
+pub(super) fn shared_list<T>(members: impl ExactSizeIterator<Item = Option<T>>) -> Option<Vec<T>> {
+    let mut list = Vec::new();
+    scope::with(|| list.try_reserve_exact(members.len())).ok()?;
+    for member in members {
+        list.push(member?);
+    }
+    Some(list)
 }
 
 /// The whole manifest, and its body's bytes.

@@ -276,11 +276,7 @@ impl<H: Host> Shared<H> {
     /// Makes sure that the next `install` finds memory. It is what a flush, a merge and whatever takes keys out of the index end with,
     /// and what a memtable is frozen by, which is flushed then: all of them free memory.
     pub fn reserve_install(&self) -> Result<()> {
-        // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of; and merges.
-        let list = (self.current.pin::<H>().runs.len() + 1) * std::mem::size_of::<(L0Id, L0Id)>();
-        let [version, generation, small, large] = RESERVE;
-        loosekv_shm::reserve_all_of_it(&[version, generation, small, large, list, list, list, list, MERGES])
-            .map_err(|_| self.full(Consumer::Versions))
+        reserve_version(self.current.pin::<H>().runs.len() + 1, None).map_err(|_| self.full(Consumer::Versions))
     }
 
     /// Whether more memtables wait for their flush than there were before a crash: all that may wait, and the one that was filled.
@@ -303,9 +299,7 @@ impl<H: Host> Shared<H> {
 
     /// A copy of a run for superversions.
     pub fn share(&self, run: &RunDesc) -> Result<Arc<RunDesc>> {
-        let full = || self.full(Consumer::Versions);
-        loosekv_shm::reserve_all_of_it(&[std::mem::size_of::<RunDesc>() + 16]).map_err(|_| full())?;
-        scope::with(|| run.try_clone().map(Arc::new)).map_err(|_| full())
+        share_run(run).ok_or_else(|| self.full(Consumer::Versions))
     }
 
     /// Replaces the current superversion by what `edit` makes of it (I8: an edit of the current one, under the latch).
@@ -488,6 +482,20 @@ const ROUNDS: u32 = 256;
 
 /// A list of a few merges that were begun.
 const MERGES: usize = 4 * std::mem::size_of::<std::ops::Range<usize>>();
+
+/// Makes sure that a superversion of so many runs finds memory, and something of a size beside.
+pub(super) fn reserve_version(runs: usize, beside: Option<usize>) -> std::result::Result<(), loosekv_shm::Full> {
+    // The lists of runs: copied, grown by one run (to double their size), and what the run map is made of; and merges.
+    let list = runs * std::mem::size_of::<(L0Id, L0Id)>();
+    let sizes: Vec<usize> = RESERVE.into_iter().chain([list; 4]).chain([MERGES]).chain(beside).collect();
+    loosekv_shm::reserve_all_of_it(&sizes)
+}
+
+/// A copy of a run for superversions. `None`: there is no memory for it.
+pub(super) fn share_run(run: &RunDesc) -> Option<Arc<RunDesc>> {
+    loosekv_shm::reserve_all_of_it(&[std::mem::size_of::<RunDesc>() + 16]).ok()?;
+    scope::with(|| run.try_clone().map(Arc::new)).ok()
+}
 
 /// Sizes of what installing a superversion allocates.
 const RESERVE: [usize; 4] =

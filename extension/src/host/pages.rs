@@ -6,7 +6,6 @@
 
 use crate::host::buffer::RawPage;
 use crate::host::critical::Critical;
-use crate::host::registry::Slot;
 use crate::host::room::Room;
 use crate::host::{interrupt, room, seen, whereabouts, writers, PgHost};
 use crate::pg::bindings;
@@ -123,14 +122,13 @@ impl PgHost {
 
     /// Whether the file is known to be `pages` long, by a look at the file if need be.
     pub(super) fn reaches(&self, pages: u32) -> bool {
-        let known = |slot: &Slot| slot.file_pages.load(Relaxed) >= pages;
-        if self.slot.is_some_and(known) {
+        // On a standby replay cuts files, and tells nobody.
+        let Some(slot) = self.slot.filter(|slot| !slot.is_standby()) else { return self.file_pages() >= pages };
+        if slot.file_pages.load(Relaxed) >= pages {
             return true;
         }
         let length = self.file_pages();
-        if let Some(slot) = self.slot {
-            slot.file_pages.fetch_max(length, Relaxed);
-        }
+        slot.file_pages.fetch_max(length, Relaxed);
         length >= pages
     }
 

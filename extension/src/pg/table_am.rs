@@ -66,7 +66,7 @@ static ROUTINE: pg_sys::TableAmRoutine = pg_sys::TableAmRoutine {
     relation_copy_for_cluster: Some(table_ddl::copy_for_cluster),
     relation_size: Some(table_ddl::size),
     relation_needs_toast_table: Some(table_ddl::needs_toast_table),
-    relation_toast_am: None,
+    relation_toast_am: Some(table_ddl::toast_am),
     relation_fetch_toast_slice: None,
     relation_estimate_size: Some(table_ddl::estimate_size),
     relation_vacuum: Some(table_vacuum::vacuum),

@@ -1,6 +1,7 @@
 //! The table access method's callbacks for DDL: files made, emptied, moved, rewritten; and how large a table is.
 
 use super::bindings_am::guarded;
+use super::hooks::utility::leaves_us;
 use super::{catalog, table_scan, xact};
 use crate::host::registry;
 use crate::table::{info, recent, rewrite, Open};
@@ -111,9 +112,21 @@ pub unsafe extern "C-unwind" fn size(rel: Relation, fork: ForkNumber::Type) -> u
     }
 }
 
+/// Large values of ours need no table beside. But a table that is about to become one of heap needs what heap needs, before it is
+/// rewritten.
 #[pg_guard]
-pub unsafe extern "C-unwind" fn needs_toast_table(_rel: Relation) -> bool {
-    false
+pub unsafe extern "C-unwind" fn needs_toast_table(rel: Relation) -> bool {
+    // SAFETY: the relation is open; heap looks at its columns alone.
+    unsafe {
+        let heap = &*pg_sys::GetHeapamTableAmRoutine();
+        leaves_us() && heap.relation_needs_toast_table.is_some_and(|needs| needs(rel))
+    }
+}
+
+/// The access method of such a table.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn toast_am(_rel: Relation) -> pg_sys::Oid {
+    pg_sys::Oid::from(pg_sys::HEAP_TABLE_AM_OID)
 }
 
 /// What heap takes for itself of a row and of a page.

@@ -171,6 +171,8 @@ fn override_settings() {
         (c"default_transaction_isolation", c"read committed"),
         (c"default_transaction_read_only", c"false"),
         (c"temp_file_limit", c"-1"),
+        // It waits for no standby: writers wait for it.
+        (c"synchronous_commit", c"local"),
     ];
     for (name, value) in settings {
         set(name, value);

@@ -21,11 +21,11 @@ use super::write::{copied_life, Draft};
 use super::{put_unkeyed, put_unkeyed_number, recent, take_unkeyed, Open};
 use crate::codec::key::KeyCodec;
 use crate::host::maintenance;
-use crate::pg::{catalog, file_copy, slot, slots, xact};
+use crate::pg::{catalog, error, file_copy, slot, slots, xact};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Direction, Hint};
 use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict, Writer};
-use pgrx::pg_sys;
+use pgrx::{pg_sys, PgSqlErrorCode};
 use std::ops::Bound;
 
 /// What came in the way of a change of key.
@@ -41,6 +41,12 @@ pub enum Rekeyed {
 pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Result<Rekeyed> {
     // SAFETY: both relations are open until the end of this function.
     unsafe {
+        // Triggers that are still to come name rows by their ids. (PostgreSQL looks at the table that ALTER TABLE names alone.)
+        if pg_sys::AfterTriggerPendingOnRel((*rel).rd_id) {
+            let name = error::relation_name(rel);
+            let what = format!("cannot change the key of table \"{name}\" because it has pending trigger events");
+            error::raise(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, what, None);
+        }
         let old = file_copy::OldFile::leave(rel);
         let (relid, file) = ((*rel).rd_id, catalog::file_of(rel));
         info::note_format(relid, file, target);

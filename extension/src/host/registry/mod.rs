@@ -155,11 +155,13 @@ impl Registry {
         Some(slot)
     }
 
-    /// Makes the slot unfindable. It is freed now, or by its last user.
-    fn doom(&self, slot: &'static Slot) {
+    /// Makes the slot of this file unfindable. It is freed now, or by its last user. (It may have become another table's since it was
+    /// found: that one's users would go on beside those who load it anew.)
+    fn doom(&self, slot: &'static Slot, key: &FileKey) {
         {
             let _latch = self.latch.write();
-            if slot.state.load(Relaxed) != LIVE {
+            // SAFETY: the registry is latched.
+            if slot.state.load(Relaxed) != LIVE || unsafe { *slot.key.get() != *key } {
                 return;
             }
             self.unlink(slot);
@@ -372,7 +374,7 @@ fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
         let entered = InUse(slot);
         let host = PgHost::new(rel, Some(slot));
         if is_of_another_file(&host, slot)? {
-            registry.doom(slot);
+            registry.doom(slot, &key);
             continue;
         }
         if slot.tree.load(Acquire).is_null() {
@@ -509,8 +511,7 @@ fn forget_key(key: &FileKey) {
         registry.find(key)
     };
     if let Some(slot) = found {
-        // Between the two latches the slot may have become another table's: harmless, it is loaded again.
-        registry.doom(slot);
+        registry.doom(slot, key);
     }
 }
 
@@ -618,7 +619,7 @@ fn forget_where(gone: impl Fn(&FileKey) -> bool) {
     let Ok(registry) = registry() else { return };
     each(|key, _, slot| {
         if gone(&key) {
-            registry.doom(slot);
+            registry.doom(slot, &key);
         }
     });
 }

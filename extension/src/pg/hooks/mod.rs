@@ -75,7 +75,7 @@ unsafe extern "C-unwind" fn clean_up(event: pg_sys::XactEvent::Type) {
         crate::host::progress::ended();
         object_access::forget();
         if event == XACT_EVENT_ABORT {
-            utility::failed();
+            utility::failed(0);
         }
         databases::forget();
         publications::forget();
@@ -100,6 +100,7 @@ unsafe extern "C-unwind" fn subtransaction_ended(
         relam_mask::rolled_back(level);
         executor::rolled_back();
         explain::rolled_back(level);
+        utility::failed(level);
         options::rolled_back(level);
         batch::rolled_back(level);
         unread::rolled_back(level);

@@ -4,7 +4,7 @@
 //! When a key is dropped, what its rows look like is noted, and after the statement the table is rewritten without one:
 //! the catalog would no longer tell how to read it.
 
-use super::{databases, publications};
+use super::{databases, publications, utility};
 use crate::codec::key::KeyCodec;
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::{catalog, error, index_am};
@@ -18,8 +18,8 @@ use std::ffi::c_void;
 
 static mut PREVIOUS: pg_sys::object_access_hook_type = None;
 
-/// Tables that have lost their key in this transaction and were not rewritten yet.
-static KEYLESS: ProcessLocal<RefCell<Vec<Oid>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+/// Tables that have lost their key in this transaction and were not rewritten yet, and the depth of the statement.
+static KEYLESS: ProcessLocal<RefCell<Vec<(Oid, usize)>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.
@@ -192,7 +192,7 @@ unsafe extern "C-unwind" fn dropped(relid: Oid) {
         if catalog::is_our_table(rel) && catalog::key_index_of(rel) == Some(relid) {
             let format = info::of(rel).codec.key.clone();
             info::note_format(table, catalog::file_of(rel), format);
-            KEYLESS.with_borrow_mut(|tables| tables.push(table));
+            KEYLESS.with_borrow_mut(|tables| tables.push((table, utility::depth())));
         }
         pg_sys::relation_close(rel, pg_sys::NoLock as i32);
     }
@@ -200,12 +200,15 @@ unsafe extern "C-unwind" fn dropped(relid: Oid) {
 
 /// A key was built: the table is not without one.
 pub fn key_built(table: Oid) {
-    KEYLESS.with_borrow_mut(|tables| tables.retain(|keyless| *keyless != table));
+    KEYLESS.with_borrow_mut(|tables| tables.retain(|(keyless, _)| *keyless != table));
 }
 
 /// Rewrites the tables that are without a key now. After the statement that dropped it.
 pub fn rewrite_keyless() {
-    for table in KEYLESS.with_borrow_mut(std::mem::take) {
+    let depth = utility::depth();
+    let dropped = |(_, of): &mut (Oid, usize)| *of == 0 || *of >= depth;
+    let keyless: Vec<_> = KEYLESS.with_borrow_mut(|tables| tables.extract_if(.., dropped).collect());
+    for (table, _) in keyless {
         // SAFETY: the table, if it is still there, is locked exclusively by this transaction.
         unsafe {
             pg_sys::CommandCounterIncrement();

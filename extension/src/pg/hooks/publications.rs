@@ -2,6 +2,7 @@
 //! ours is not published by name, nor as a partition, nor does a published table become one of ours. Where all tables of a
 //! schema or a database are published, a warning names one that is not.
 
+use super::utility;
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::guarded;
 use crate::pg::{catalog, error};
@@ -14,12 +15,12 @@ use std::ffi::{c_char, CStr};
 
 const HINT: &str = "Logical decoding of loosekv tables is not supported. Physical replication is.";
 
-/// Relations that the statement has made or changed in a way that may publish them.
-static CHANGED: ProcessLocal<RefCell<Vec<Oid>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+/// Relations that a statement has made or changed in a way that may publish them, and its depth.
+static CHANGED: ProcessLocal<RefCell<Vec<(Oid, usize)>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
 /// The statement makes this relation, or changes its place or its access method.
 pub fn note(relid: Oid) {
-    CHANGED.with_borrow_mut(|changed| changed.push(relid));
+    CHANGED.with_borrow_mut(|changed| changed.push((relid, utility::depth())));
 }
 
 /// The transaction is over.
@@ -59,13 +60,16 @@ pub unsafe fn after_change(name: *const c_char, all_tables: bool) {
 
 /// The statement has ended.
 pub fn after_statement() {
-    let changed = CHANGED.take();
+    let depth = utility::depth();
+    let done = |(_, of): &mut (Oid, usize)| *of == 0 || *of >= depth;
+    let changed: Vec<_> = CHANGED.with_borrow_mut(|changed| changed.extract_if(.., done).collect());
     if changed.is_empty() || our_am() == Oid::INVALID {
         return;
     }
     // SAFETY: what the statement has done is to be seen.
     unsafe { pg_sys::CommandCounterIncrement() };
-    let mut tables: Vec<Oid> = changed.into_iter().flat_map(family).filter(|table| is_ours(*table)).collect();
+    let mut tables: Vec<Oid> =
+        changed.into_iter().flat_map(|(relid, _)| family(relid)).filter(|table| is_ours(*table)).collect();
     tables.sort_unstable_by_key(|table| table.to_u32());
     tables.dedup();
     tables.into_iter().for_each(check);
@@ -76,7 +80,10 @@ fn check(table: Oid) {
     // SAFETY: catalog look-ups; lists of oids.
     unsafe {
         let mut line = vec![table];
-        line.extend(catalog::oids(guarded!(get_partition_ancestors(table))));
+        // (It follows plain inheritance, too, which publishes nothing.)
+        if pg_sys::get_rel_relispartition(table) {
+            line.extend(catalog::oids(guarded!(get_partition_ancestors(table))));
+        }
         let by_name = line.iter().find_map(|member| first(pg_sys::GetRelationPublications(*member)));
         if let Some(publication) = by_name {
             error::unsupported(

@@ -1,19 +1,41 @@
 //! Utility statements: some need a hand, and what cannot work is refused before anything is done.
 
 use super::{databases, explain, object_access, options, publications};
-use crate::host::process_local::ProcessLocal;
-use crate::pg::bindings_am::raw;
+use crate::host::process_local::{ProcessLocal, WithBorrow};
+use crate::pg::bindings_am::{guarded, raw};
 use crate::pg::{catalog, error, relam_mask};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{AlterTableType, NodeTag, Oid, PlannedStmt};
 use pgrx::prelude::*;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, CStr};
 
 static mut PREVIOUS: pg_sys::ProcessUtility_hook_type = None;
 
-/// While ANALYZE runs: the setting to be restored.
-static PREFETCH: ProcessLocal<Cell<Option<i32>>> = ProcessLocal::new(Cell::new(None));
+/// While ANALYZE runs: the setting to be restored, and the level of subtransactions.
+static PREFETCH: ProcessLocal<Cell<Option<(i32, i32)>>> = ProcessLocal::new(Cell::new(None));
+
+/// A utility statement that runs.
+#[derive(Clone, Copy)]
+struct Running {
+    /// Level of subtransactions.
+    level: i32,
+    /// It gives a table of ours another access method.
+    leaves_us: bool,
+}
+
+/// Those that run, each within the one before it.
+static RUNNING: ProcessLocal<RefCell<Vec<Running>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+
+/// How many run. What a statement leaves to be done at its end is not to be done at that of one within it.
+pub fn depth() -> usize {
+    RUNNING.with_borrow(Vec::len)
+}
+
+/// A table of ours becomes one of another access method.
+pub fn leaves_us() -> bool {
+    RUNNING.with_borrow(|running| running.iter().any(|statement| statement.leaves_us))
+}
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.
@@ -36,13 +58,13 @@ unsafe extern "C-unwind" fn hook(
 ) {
     // SAFETY: nothing to drop here; see the module of hooks.
     unsafe {
-        let depth = relam_mask::depth();
+        let (masks, nesting) = (relam_mask::depth(), depth());
         let statement = before(statement, read_only);
         match PREVIOUS {
             Some(previous) => previous(statement, text, read_only, context, params, env, dest, completion),
             None => raw::standard_ProcessUtility(statement, text, read_only, context, params, env, dest, completion),
         }
-        after(statement, depth);
+        after(statement, masks, nesting);
     }
 }
 
@@ -50,6 +72,8 @@ unsafe extern "C-unwind" fn hook(
 unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStmt {
     // SAFETY: PostgreSQL's statement; each node is what its tag says.
     unsafe {
+        let level = raw::GetCurrentTransactionNestLevel();
+        RUNNING.with_borrow_mut(|running| running.push(Running { level, leaves_us: false }));
         let statement = options::before(statement, read_only);
         let node = (*statement).utilityStmt;
         match (*node).type_ {
@@ -71,7 +95,7 @@ unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool)
                 note_table((*node.cast::<pg_sys::AlterObjectSchemaStmt>()).relation);
             }
             NodeTag::T_VacuumStmt if PREFETCH.get().is_none() => {
-                PREFETCH.set(Some(raw::maintenance_io_concurrency));
+                PREFETCH.set(Some((raw::maintenance_io_concurrency, level)));
             }
             _ => {}
         }
@@ -80,9 +104,9 @@ unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool)
 }
 
 #[pg_guard]
-unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, depth: usize) {
-    if relam_mask::depth() > depth {
-        relam_mask::end(depth);
+unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, masks: usize, nesting: usize) {
+    if relam_mask::depth() > masks {
+        relam_mask::end(masks);
     }
     // SAFETY: the statement is still there.
     unsafe { options::after(statement) };
@@ -108,6 +132,7 @@ unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, depth: usize) {
         NodeTag::T_TransactionStmt => {}
         _ => object_access::rewrite_keyless(),
     }
+    RUNNING.with_borrow_mut(|running| running.truncate(nesting));
 }
 
 /// ANALYZE has the operating system prefetch blocks of the table; those of ours are virtual, and may lie beyond the end of
@@ -123,15 +148,19 @@ pub fn no_prefetch() {
 }
 
 fn restore_prefetch() {
-    if let Some(setting) = PREFETCH.take() {
+    if let Some((setting, _)) = PREFETCH.take() {
         // SAFETY: a plain variable of this process.
         unsafe { raw::maintenance_io_concurrency = setting };
     }
 }
 
-/// The transaction has failed, and with it the statement. (VACUUM commits several: the setting stays in force until it has ended.)
-pub fn failed() {
-    restore_prefetch();
+/// Statements of this level of subtransactions, and of those above it, have failed. (VACUUM commits several transactions: the setting stays
+/// in force until it has ended.)
+pub fn failed(level: i32) {
+    if PREFETCH.get().is_some_and(|(_, of)| of >= level) {
+        restore_prefetch();
+    }
+    RUNNING.with_borrow_mut(|running| running.retain(|statement| statement.level < level));
 }
 
 /// LIKE INCLUDING INDEXES names our access method; to the parser the key is a btree. Nobody else may name it.
@@ -168,6 +197,8 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
         for command in catalog::nodes::<pg_sys::AlterTableCmd>((*alter).cmds) {
             match (*command).subtype {
                 AlterTableType::AT_AttachPartition => {
+                    // PostgreSQL locks the parent first, and only for its owner.
+                    lookup_owned((*alter).relation, pg_sys::ShareUpdateExclusiveLock);
                     note_table((*(*command).def.cast::<pg_sys::PartitionCmd>()).name);
                     attach((*command).def.cast());
                 }
@@ -179,12 +210,13 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
                         refuse_using_index((*alter).relation);
                     }
                     if primary || (*constraint).contype == pg_sys::ConstrType::CONSTR_UNIQUE {
-                        index_below((*alter).relation);
+                        index_below((*alter).relation, primary);
                     }
                 }
                 AlterTableType::AT_SetAccessMethod => {
                     note_table((*alter).relation);
                     refuse_set_access_method((*alter).relation, (*command).name);
+                    note_leaving((*alter).relation, (*command).name);
                 }
                 _ => {}
             }
@@ -193,15 +225,24 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
 }
 
 /// A constraint is added to a partitioned table: the keys that its partitions have already may serve it.
-unsafe fn index_below(table: *mut pg_sys::RangeVar) {
+unsafe fn index_below(table: *mut pg_sys::RangeVar, primary: bool) {
     // SAFETY: the statement's table. A partitioned table that has a primary key cannot get another; and what the same
     // statement drops must not be in use.
     unsafe {
         let Some(relid) = lookup_partitioned(table, pg_sys::AccessExclusiveLock) else { return };
         if !has_primary_key(relid) {
-            relam_mask::mask_partitions(relid, pg_sys::AccessExclusiveLock);
+            // A primary key's columns are made NOT NULL.
+            let lock = if primary { pg_sys::AccessExclusiveLock } else { pg_sys::ShareLock };
+            relam_mask::mask_partitions(relid, lock);
         }
     }
+}
+
+/// The statement gives the table the access method of this name: if it is one of ours, another.
+unsafe fn note_leaving(table: *mut pg_sys::RangeVar, method: *mut c_char) {
+    // SAFETY: the statement's table; a name.
+    let leaves = unsafe { !method.is_null() && CStr::from_ptr(method) != c"loosekv" && our_table(table).is_some() };
+    RUNNING.with_borrow_mut(|running| running.iter_mut().last().into_iter().for_each(|last| last.leaves_us = leaves));
 }
 
 unsafe fn has_primary_key(table: Oid) -> bool {
@@ -230,7 +271,18 @@ unsafe fn lookup_partitioned(name: *mut pg_sys::RangeVar, lock: u32) -> Option<O
     unsafe {
         let relid = lookup(name, pg_sys::NoLock)?;
         let partitioned = pg_sys::get_rel_relkind(relid) as u8 == pg_sys::RELKIND_PARTITIONED_TABLE;
-        partitioned.then(|| lookup(name, lock)).flatten()
+        partitioned.then(|| lookup_owned(name, lock)).flatten()
+    }
+}
+
+/// As [`lookup`]; an error where the relation is somebody else's, who is not to be kept waiting by a lock.
+unsafe fn lookup_owned(name: *mut pg_sys::RangeVar, lock: u32) -> Option<Oid> {
+    // SAFETY: as for `lookup`; a callback of PostgreSQL's own.
+    unsafe {
+        let (flags, none) = (pg_sys::RVROption::RVR_MISSING_OK, std::ptr::null_mut());
+        let callback = Some(raw::RangeVarCallbackOwnsRelation as _);
+        let oid = guarded!(RangeVarGetRelidExtended(name, lock as i32, flags, callback, none));
+        (oid != Oid::INVALID).then_some(oid)
     }
 }
 
