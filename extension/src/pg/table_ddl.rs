@@ -126,7 +126,7 @@ pub unsafe extern "C-unwind" fn needs_toast_table(rel: Relation) -> bool {
 /// The access method of such a table.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn toast_am(_rel: Relation) -> pg_sys::Oid {
-    pg_sys::Oid::from(pg_sys::HEAP_TABLE_AM_OID)
+    pg_sys::HEAP_TABLE_AM_OID
 }
 
 /// What heap takes for itself of a row and of a page.
