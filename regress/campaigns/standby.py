@@ -184,6 +184,32 @@ def changed_keys(primary, standby):
     primary.sql("DROP TABLE l8, l9")
 
 
+def cut_file(primary, standby):
+    """Who knows how long a file is on the standby goes on to read it when the primary has cut it off."""
+    size = "SELECT pg_relation_size('cut') / 8192"
+    primary.sql("CREATE TABLE cut (k int PRIMARY KEY, v text) USING loosekv", "CREATE TABLE beside (k int PRIMARY KEY) USING loosekv",
+                "INSERT INTO cut SELECT i, repeat('v', 200) FROM generate_series(1, 60000) i", "SELECT loosekv.compact('cut')")
+    wait_for_replay(primary, standby)
+    standby.sql("SELECT count(*) FROM cut")
+    primary.sql("DELETE FROM cut WHERE k > 1000", "SELECT loosekv.compact('cut')")
+    before, looks = int(primary.sql(size)), 0
+    while int(primary.sql(size)) > before // 2:
+        looks += 1
+        if looks > 300:
+            raise lib.Failure(f"the file of an idle table has {primary.sql(size)} pages still, of {before}")
+        if looks % 80 == 1:
+            primary.sql(*["UPDATE cut SET v = v || 'x' WHERE k < 10", "SELECT loosekv.compact('cut')"] * 2)
+        primary.sql(f"INSERT INTO beside VALUES ({looks})")
+        time.sleep(0.2)
+    for k in range(20):
+        primary.sql(f"INSERT INTO cut VALUES ({200_000 + k}, 'after')")
+        wait_for_replay(primary, standby)
+        found = standby.try_sql("SELECT count(*) FROM cut")
+        if found.stdout.strip() != str(1001 + k):
+            raise lib.Failure(f"of a table whose file was cut a standby says: {found.stdout}{found.stderr}")
+    primary.sql("DROP TABLE cut, beside")
+
+
 def old_cursor(primary, standby):
     """With feedback, a transaction of the standby is not cancelled however much is rewritten beside it."""
     rows = "SELECT i, repeat(md5((i * {0})::text), 6) FROM generate_series(1, 20000) i"
@@ -363,6 +389,7 @@ def main(directory, servers):
     between_passes(primary, standby)
     marked_entries(primary, standby)
     changed_keys(primary, standby)
+    cut_file(primary, standby)
     old_cursor(primary, standby)
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
     tables = primary.sql("SELECT oid FROM pg_class WHERE relkind = 'r'").split()
