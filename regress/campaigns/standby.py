@@ -199,13 +199,17 @@ def cut_file(primary, standby):
             raise lib.Failure(f"the file of an idle table has {primary.sql(size)} pages still, of {before}")
         if looks % 80 == 1:
             primary.sql(*["UPDATE cut SET v = v || 'x' WHERE k < 10", "SELECT loosekv.compact('cut')"] * 2)
-        primary.sql(f"INSERT INTO beside VALUES ({looks})")
         time.sleep(0.2)
-    for k in range(20):
-        primary.sql(f"INSERT INTO cut VALUES ({200_000 + k}, 'after')")
+        if looks % 5 == 0:
+            primary.sql(f"INSERT INTO beside VALUES ({looks})")
+    wait_for_replay(primary, standby)
+    standby.sql("SELECT count(*) FROM cut")
+    # The row log grows beyond the file's end, page by page.
+    for more in range(1, 41):
+        primary.sql(f"INSERT INTO cut SELECT {1000 + 20 * more} - i, repeat('after', 100) FROM generate_series(0, 19) i")
         wait_for_replay(primary, standby)
         found = standby.try_sql("SELECT count(*) FROM cut")
-        if found.stdout.strip() != str(1001 + k):
+        if found.stdout.strip() != str(1000 + 20 * more):
             raise lib.Failure(f"of a table whose file was cut a standby says: {found.stdout}{found.stderr}")
     primary.sql("DROP TABLE cut, beside")
 
