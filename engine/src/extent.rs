@@ -3,6 +3,7 @@
 //! It is kept in memory alone, so that a crash between an allocation and the flip that names it leaks nothing.
 
 use crate::error::{Error, Result};
+use crate::manifest::try_copy;
 use crate::types::{Extent, ExtentSeq, PageNo};
 use std::cmp::Reverse;
 use std::collections::TryReserveError;
@@ -32,10 +33,7 @@ struct Piece {
 impl FreeSpace {
     /// A copy in memory that may run out.
     pub fn try_clone(&self) -> std::result::Result<FreeSpace, TryReserveError> {
-        let mut pieces = Vec::new();
-        pieces.try_reserve_exact(self.pieces.len())?;
-        pieces.extend_from_slice(&self.pieces);
-        Ok(FreeSpace { pieces, high: self.high })
+        Ok(FreeSpace { pieces: try_copy(&self.pieces)?, high: self.high })
     }
 
     /// What is left when `taken` are in use and pages below `first` belong to the host or hold the meta page.

@@ -196,7 +196,7 @@ pub fn search(bytes: &[u8], from: usize, seed: u32, above: i64, mut found: impl 
             if !seems_a_frame(bytes, start, above, (start - from) / FRAME) {
                 continue;
             }
-            if let Some(frame) = Frame::decode(bytes, start, seed).filter(|f| i64::from(f.number) > above) {
+            if let Some(frame) = Frame::decode(bytes, start, seed) {
                 found(&frame);
                 any = true;
                 after = frame.payload.end;

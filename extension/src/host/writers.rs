@@ -2,6 +2,7 @@
 
 use crate::pg::bindings::{LWLockAcquire, LWLockRelease};
 use crate::pg::main_locks::MainLock;
+use crate::pg::xact;
 use loosekv_engine::host::{Ended, Horizon, Lagging, Standing};
 use loosekv_engine::types::{Fate, Head, Writer};
 use pgrx::pg_sys;
@@ -73,7 +74,7 @@ pub fn fate(writer: Writer, oldest: Writer) -> Fate {
 /// Whether the commit log may know nothing of a writer any more. It is cut while this is asked, or a moment later.
 pub fn may_be_forgotten(writer: Writer) -> bool {
     // SAFETY: shared memory of the server; the value only grows.
-    writer < widen(unsafe { (*pg_sys::ShmemVariableCache).oldestClogXid }, next())
+    writer.0 < xact::full(unsafe { (*pg_sys::ShmemVariableCache).oldestClogXid })
 }
 
 /// Where the WAL has the commit of a writer who has committed. `None`: it has been on disk for so long that the commit log may know

@@ -4,6 +4,7 @@
 //!   know of an arbiter is filled in; it would refuse to do so itself.
 //! - ON CONFLICT into a partitioned table: partitions' indexes are opened while the plan runs, so keys are masked then.
 //! - Row comparisons `(a, b) > (x, y)`: the index is masked while the plan is set up, and as long as it may be set up once more.
+//! - Statements in WITH clauses may run at the end, when the others have run: the same goes for them.
 //! - Rows of which a statement wants nothing but to replace them: they need not be read ([`replacing`]).
 //! - INSERT of many rows: they are gathered ([`batch`]) while the plan runs.
 //! - Scans of our tables by btrees are told of to those who read rows together ([`index_ahead`]).
@@ -403,8 +404,10 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
         let phase = relam_mask::enter(Phase::Running);
         let outside = replacing::begin(query);
         let (masks, targets) = (relam_mask::depth(), batch::begin(query));
-        mask_for_run(query);
         let back = comes_back(query);
+        if back {
+            mask_for_run(query);
+        }
         let noting = recent::set_noting(back);
         let comes_back = COMES_BACK.replace(if back { query } else { std::ptr::null_mut() });
         BeforeRun { phase, masks, noting, comes_back, targets, outside }
@@ -416,9 +419,6 @@ unsafe extern "C-unwind" fn before_run(query: *mut QueryDesc) -> BeforeRun {
 unsafe fn mask_for_run(query: *mut QueryDesc) {
     // SAFETY: the executor's query.
     unsafe {
-        if !comes_back(query) {
-            return;
-        }
         let planned = (*query).plannedstmt;
         let (mut targets, mut compared) = (Vec::new(), Vec::new());
         each_node_of(query, &mut |plan| {

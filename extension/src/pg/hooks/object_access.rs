@@ -205,10 +205,7 @@ pub fn key_built(table: Oid) {
 
 /// Rewrites the tables that are without a key now. After the statement that dropped it.
 pub fn rewrite_keyless() {
-    let depth = utility::depth();
-    let dropped = |(_, of): &mut (Oid, usize)| *of == 0 || *of >= depth;
-    let keyless: Vec<_> = KEYLESS.with_borrow_mut(|tables| tables.extract_if(.., dropped).collect());
-    for (table, _) in keyless {
+    for table in KEYLESS.with_borrow_mut(utility::due) {
         // SAFETY: the table, if it is still there, is locked exclusively by this transaction.
         unsafe {
             pg_sys::CommandCounterIncrement();

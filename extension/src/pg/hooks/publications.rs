@@ -60,16 +60,13 @@ pub unsafe fn after_change(name: *const c_char, all_tables: bool) {
 
 /// The statement has ended.
 pub fn after_statement() {
-    let depth = utility::depth();
-    let done = |(_, of): &mut (Oid, usize)| *of == 0 || *of >= depth;
-    let changed: Vec<_> = CHANGED.with_borrow_mut(|changed| changed.extract_if(.., done).collect());
+    let changed = CHANGED.with_borrow_mut(utility::due);
     if changed.is_empty() || our_am() == Oid::INVALID {
         return;
     }
     // SAFETY: what the statement has done is to be seen.
     unsafe { pg_sys::CommandCounterIncrement() };
-    let mut tables: Vec<Oid> =
-        changed.into_iter().flat_map(|(relid, _)| family(relid)).filter(|table| is_ours(*table)).collect();
+    let mut tables: Vec<Oid> = changed.into_iter().flat_map(family).filter(|table| is_ours(*table)).collect();
     tables.sort_unstable_by_key(|table| table.to_u32());
     tables.dedup();
     tables.into_iter().for_each(check);

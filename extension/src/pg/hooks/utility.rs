@@ -27,9 +27,16 @@ struct Running {
 /// Those that run, each within the one before it.
 static RUNNING: ProcessLocal<RefCell<Vec<Running>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
-/// How many run. What a statement leaves to be done at its end is not to be done at that of one within it.
+/// How many run.
 pub fn depth() -> usize {
     RUNNING.with_borrow(Vec::len)
+}
+
+/// What statements have left to be done at their end: takes what is to be done now, at the end of the one that runs, and leaves what is of
+/// those around it. Each stands there with the depth of its statement.
+pub fn due<T>(left: &mut Vec<(T, usize)>) -> Vec<T> {
+    let depth = depth();
+    left.extract_if(.., |(_, of)| *of == 0 || *of >= depth).map(|(what, _)| what).collect()
 }
 
 /// A table of ours becomes one of another access method.
