@@ -59,6 +59,12 @@ def parse(arguments):
     counted.add_argument("--transactions", type=int, default=2000)
     add_common(counted)
 
+    restart = commands.add_parser("restart", help="how long a key index is not whole after a restart, with pages of keys and without")
+    restart.add_argument("--rows", type=int, default=5_000_000)
+    restart.add_argument("--value", type=int, default=256)
+    restart.add_argument("--rounds", type=int, default=3)
+    add_common(restart)
+
     soak = commands.add_parser("soak", help="inserts for a long time: pauses, and throughput by tenths")
     soak.add_argument("--minutes", type=float, default=30)
     soak.add_argument("--rows-per-statement", type=int, choices=(1, 100), default=1)
@@ -159,6 +165,9 @@ def main():
     elif options.command == "crossover":
         import crossover
         crossover.run(options)
+    elif options.command == "restart":
+        import restart
+        restart.run(options)
     elif options.command == "instructions":
         import instructions
         instructions.run(options)

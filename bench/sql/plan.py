@@ -113,7 +113,7 @@ SINGLE = ("range", "read-all", "count", "scan", "create-index", "create-index-dr
           "insert-select")
 YCSB = ("ycsb-c", "ycsb-b", "ycsb-a", "ycsb-f", "ycsb-d", "ycsb-e")
 FLOORS = ("nothing", "nothing-100")
-ALL = (*FLOORS, "load", *READS, *SINGLE[:4], *BY_OTHER, *YCSB, *WRITES, "queue", *SINGLE[4:])
+ALL = (*FLOORS, "commit", "load", *READS, *SINGLE[:4], *BY_OTHER, *YCSB, *WRITES, "queue", *SINGLE[4:])
 # What depends on the kind of key, on the size of the value and on compression.
 CORE = ("load", "get", "miss", "limit-100", "range", "read-all", "scan", "insert", "insert-100", "upsert", "upsert-100",
         "copy-random", "copy-sorted")
@@ -133,7 +133,7 @@ COLD_AMOUNTS = replace(
 FAR_AMOUNTS = replace(COLD_AMOUNTS, transactions={"insert-100": 6_000, "upsert": 100_000})
 SHORT_AMOUNTS = Amounts(
     transactions={"insert": 3_000, "insert-100": 100, "upsert": 3_000, "upsert-100": 60, "update": 3_000, "queue": 500,
-                  "nothing": 3_000, "nothing-100": 100, "get": 3_000, "get-at": 3_000, "miss": 3_000, "any-100": 100, "limit-100": 300,
+                  "nothing": 3_000, "nothing-100": 100, "commit": 3_000, "get": 3_000, "get-at": 3_000, "miss": 3_000, "any-100": 100, "limit-100": 300,
                   **{f"ycsb-{letter}": 1_500 for letter in "abcdf"}, "ycsb-e": 300},
     seconds=1, mixed_seconds=1, repeats=1, range_rows=5_000, warmup=0.0, patience=60.0, quiet=0.1, quiet_written=0.1, still=0.0)
 

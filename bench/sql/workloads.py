@@ -54,6 +54,7 @@ ORDERED = "SELECT sum(length(v)) FROM (SELECT v FROM kv {where}ORDER BY k{limit}
 WORKLOADS = {workload.name: workload for workload in (
     _script("nothing", "no table: one key and value", table="none"),
     _script("nothing-100", "no table: 100 keys and values", table="none", rows=100),
+    _script("commit", "no table: one key and value, and a commit", table="none"),
     Workload("load", "load of the table by COPY", copy="load", table="base", writes=True, count="rows"),
     _script("get", "get, hit"),
     _script("get-at", "a row by its place, without an index", only="heap"),

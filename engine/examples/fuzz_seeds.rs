@@ -7,7 +7,7 @@ use loosekv_engine::embedded::{Background, Options, Store};
 use loosekv_engine::error::Error;
 use loosekv_engine::filter::{key_hash, ribbon, FilterKind};
 use loosekv_engine::manifest::Manifest;
-use loosekv_engine::options::{Compression, RunOptions, TreeOptions};
+use loosekv_engine::options::{Compression, KeyPages, RunOptions, TreeOptions};
 use loosekv_engine::page::{PageBuf, PageKind, CAPACITY, CONTENT, FORMAT_SHARED};
 use loosekv_engine::row::{encode_record, ValuePointer};
 use loosekv_engine::run::Cut;
@@ -22,8 +22,8 @@ fn main() -> Result<()> {
     let plain = RunOptions::default();
     let stores = [
         ("plain", plain, 0, 1500),
-        ("bare", RunOptions { filter_bits: 0, key_pages: false, ..plain }, 0, 1500),
-        ("zstd", RunOptions { compression: Compression::Zstd(3), ..plain }, 0, 1500),
+        ("bare", RunOptions { filter_bits: 0, key_pages: KeyPages::Off, ..plain }, 0, 1500),
+        ("zstd", RunOptions { compression: Compression::Zstd(3), key_pages: KeyPages::On, ..plain }, 0, 1500),
         ("large", plain, 512, 1500),
         // Rows so long that pages share them.
         ("split", plain, 0, 4400),

@@ -45,6 +45,33 @@ impl fmt::Display for Compression {
     }
 }
 
+/// Which runs have pages of keys alone, from which the key index is rebuilt without reading the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum KeyPages {
+    /// Those that are not compressed: who compresses wants them small, and reads the less to rebuild the index.
+    #[default]
+    Auto,
+    On,
+    Off,
+}
+
+impl KeyPages {
+    pub const ALL: [KeyPages; 3] = [KeyPages::Auto, KeyPages::On, KeyPages::Off];
+}
+
+impl FromStr for KeyPages {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<KeyPages> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => Ok(KeyPages::Auto),
+            "on" | "true" | "yes" | "1" => Ok(KeyPages::On),
+            "off" | "false" | "no" | "0" => Ok(KeyPages::Off),
+            _ => Err(Error::Invalid(format!("key_pages = \"{text}\": expected auto, on or off"))),
+        }
+    }
+}
+
 /// How a run is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RunOptions {
@@ -53,9 +80,8 @@ pub struct RunOptions {
     pub filter_bits: u32,
     /// What kind of filter ([`RunOptions::at_level`] chooses it).
     pub filter: FilterKind,
-    /// Write pages of keys alone, from which the key index is rebuilt without reading the data (except in runs where the
-    /// keys are most of the data: there they would save little).
-    pub key_pages: bool,
+    /// Which runs have pages of keys alone. (None where the keys are most of the data: there they would save little.)
+    pub key_pages: KeyPages,
     /// Write the row directory (row id -> data page).
     pub directory: bool,
 }
@@ -66,7 +92,7 @@ impl Default for RunOptions {
             compression: Compression::None,
             filter_bits: 10,
             filter: FilterKind::Bloom,
-            key_pages: true,
+            key_pages: KeyPages::Auto,
             directory: true,
         }
     }
@@ -80,6 +106,15 @@ impl RunOptions {
             }
         }
         range("filter_bits", u64::from(self.filter_bits), 0, MOST_FILTER_BITS.into())
+    }
+
+    /// Is a run written with pages of keys?
+    pub fn has_key_pages(&self) -> bool {
+        match self.key_pages {
+            KeyPages::Auto => self.compression == Compression::None,
+            KeyPages::On => true,
+            KeyPages::Off => false,
+        }
     }
 
     /// How a run of this level is written, where the first levels have larger filters than the others: by `step` bits a key for each
@@ -172,7 +207,7 @@ impl TreeOptions {
         match name.trim() {
             "compression" => self.run.compression = value.parse()?,
             "filter_bits" => self.run.filter_bits = number(name, value)?,
-            "key_pages" => self.run.key_pages = switch(name, value)?,
+            "key_pages" => self.run.key_pages = value.parse()?,
             "directory" => self.run.directory = switch(name, value)?,
             "memtable_bytes" => self.memtable_bytes = size(name, value)?,
             "max_frozen" => self.max_frozen = number(name, value)?,
@@ -253,6 +288,16 @@ mod tests {
     }
 
     #[test]
+    fn compressed_runs_have_key_pages_if_told_so() {
+        let has = |key_pages, compression| {
+            let all = [("key_pages", key_pages), ("compression", compression)];
+            TreeOptions::parse(all).unwrap().run.has_key_pages()
+        };
+        assert_eq!(["auto", "on", "off"].map(|key_pages| has(key_pages, "none")), [true, true, false]);
+        assert_eq!(["auto", "on", "off"].map(|key_pages| has(key_pages, "zstd")), [false, true, false]);
+    }
+
+    #[test]
     fn defaults_are_valid_and_every_name_is_known() {
         TreeOptions::default().validate().unwrap();
         for name in TreeOptions::NAMES {
@@ -268,7 +313,7 @@ mod tests {
             TreeOptions::parse([("compression", "zstd:3"), ("memtable_bytes", "8 MB"), ("key_pages", "off")]).unwrap();
         assert_eq!(options.run.compression, Compression::Zstd(3));
         assert_eq!(options.memtable_bytes, 8 << 20);
-        assert!(!options.run.key_pages);
+        assert_eq!(options.run.key_pages, KeyPages::Off);
         assert_eq!(options.run.compression.to_string().parse::<Compression>().unwrap(), Compression::Zstd(3));
     }
 
@@ -283,6 +328,7 @@ mod tests {
         );
         assert!(message("compression", "lz4").contains("expected none, zstd or zstd:LEVEL"));
         assert!(message("compression", "zstd:40").contains("out of range"));
+        assert!(message("key_pages", "some").contains("expected auto, on or off"));
         assert!(message("memtable_bytes", "99999999999999999999").contains("expected a size"));
     }
 }

@@ -139,8 +139,8 @@ def flipped_bytes(server, rng, rounds):
     return told
 
 
-OPTIONS = (*(f"loosekv.{name}" for name in ("compression", "compression_level", "memtable_size", "fan_in", "filter_bits", "value_log_threshold",
-                                           "space_percent", "tombstone_percent", "nonsense")),
+OPTIONS = (*(f"loosekv.{name}" for name in ("compression", "compression_level", "memtable_size", "fan_in", "filter_bits", "key_pages",
+                                           "value_log_threshold", "space_percent", "tombstone_percent", "nonsense")),
            "fillfactor", "toast_tuple_target", "nonsense")
 
 

@@ -1,15 +1,16 @@
 use super::testing::*;
 use super::*;
 use crate::filter::{key_hash, FilterKind};
-use crate::options::{Compression, RunOptions};
+use crate::options::{Compression, KeyPages, RunOptions};
 use crate::page::CONTENT;
 use crate::types::*;
 use std::collections::BTreeMap;
 
 fn all_options() -> Vec<RunOptions> {
     let plain = RunOptions::default();
-    let zstd = RunOptions { compression: Compression::Zstd(1), filter: FilterKind::Ribbon, ..plain };
-    let bare = RunOptions { filter_bits: 0, key_pages: false, directory: true, ..plain };
+    let zstd =
+        RunOptions { compression: Compression::Zstd(1), filter: FilterKind::Ribbon, key_pages: KeyPages::On, ..plain };
+    let bare = RunOptions { filter_bits: 0, key_pages: KeyPages::Off, directory: true, ..plain };
     let bare_zstd = RunOptions { compression: Compression::Zstd(3), ..bare };
     vec![plain, zstd, bare, bare_zstd]
 }
@@ -70,8 +71,11 @@ fn shape_tells_what_was_written() {
         assert_eq!(t.shape.max_key, rows[rows.len() - 1].key);
         assert_eq!(t.shape.min_row, rows.iter().map(|r| r.head.row_id).min().unwrap());
         assert_eq!(t.shape.max_writer, rows.iter().map(|r| r.head.writer).max().unwrap());
-        assert!(t.shape.key_pages == 0 || (options.key_pages && t.shape.key_pages * 2 <= t.shape.data_pages), "{name}");
-        assert!(t.shape.key_pages > 0 || !options.key_pages || !name.starts_with("uniform"), "{name}");
+        assert!(
+            t.shape.key_pages == 0 || (options.has_key_pages() && t.shape.key_pages * 2 <= t.shape.data_pages),
+            "{name}"
+        );
+        assert!(t.shape.key_pages > 0 || !options.has_key_pages() || !name.starts_with("uniform"), "{name}");
         let footer = t.run().check_footer(&t.pages).unwrap();
         assert_eq!((footer.first_l0, footer.last_l0), (L0Id(3), L0Id(5)));
         let mut bytes = Vec::new();

@@ -158,7 +158,7 @@ impl<S: PageSink> RunWriter<S> {
             page_end: Vec::new(),
             whole: Part::new(compressed, options.directory.then_some(memory)),
             filter: FilterBuilder::new(options.filter, options.filter_bits, memory),
-            keys: options.key_pages.then(|| keys::Builder::new(memory)),
+            keys: options.has_key_pages().then(|| keys::Builder::new(memory)),
             slice: None,
             memory,
         })

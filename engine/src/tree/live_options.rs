@@ -4,7 +4,7 @@
 //! them have to fit each other.
 
 use crate::filter::FilterKind;
-use crate::options::{Compression, RunOptions, TreeOptions};
+use crate::options::{Compression, KeyPages, RunOptions, TreeOptions};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl LiveOptions {
         for (place, value) in [
             (&self.compression, u64::from(compression)),
             (&self.filter_bits, u64::from(options.run.filter_bits)),
-            (&self.key_pages, u64::from(options.run.key_pages)),
+            (&self.key_pages, options.run.key_pages as u64),
             (&self.directory, u64::from(options.run.directory)),
             (&self.memtable_bytes, options.memtable_bytes),
             (&self.max_frozen, u64::from(options.max_frozen)),
@@ -76,7 +76,10 @@ impl LiveOptions {
             },
             filter_bits: number(&self.filter_bits),
             filter: FilterKind::Bloom,
-            key_pages: self.key_pages.load(Relaxed) != 0,
+            key_pages: {
+                let now = self.key_pages.load(Relaxed);
+                KeyPages::ALL.into_iter().find(|key_pages| *key_pages as u64 == now).unwrap_or_default()
+            },
             directory: self.directory.load(Relaxed) != 0,
         }
     }

@@ -15,12 +15,13 @@ use std::ffi::{CStr, CString};
 pub const PREFIX: &str = "loosekv.";
 
 /// Names, without the prefix, and what they are.
-pub const NAMES: [&str; 8] = [
+pub const NAMES: [&str; 9] = [
     "compression",
     "compression_level",
     "memtable_size",
     "fan_in",
     "filter_bits",
+    "key_pages",
     "value_log_threshold",
     "space_percent",
     "tombstone_percent",
@@ -75,7 +76,7 @@ pub fn set(options: &mut TreeOptions, name: &str, value: &str) -> Result<()> {
             return take(options, changed, true);
         }
         "value_log_threshold" => changed.value_log_threshold = size(name, value, pg_sys::GUC_UNIT_BYTE)?,
-        "fan_in" | "filter_bits" | "space_percent" | "tombstone_percent" => changed.set(name, value)?,
+        "fan_in" | "filter_bits" | "key_pages" | "space_percent" | "tombstone_percent" => changed.set(name, value)?,
         _ => {
             let known = NAMES.join(", ");
             return Err(Error::Invalid(format!("unrecognized option \"{name}\" (known: {known})")));

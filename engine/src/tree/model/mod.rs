@@ -32,7 +32,7 @@ mod world;
 use super::*;
 use crate::key_index::SweepCursor;
 use crate::manifest::LogExtent;
-use crate::options::{Compression, TreeOptions};
+use crate::options::{Compression, KeyPages, TreeOptions};
 use crate::page::{PageBuf, PageKind};
 use crate::row::encode_record;
 use crate::run::PageSink;
@@ -95,7 +95,7 @@ impl Run {
         if random.chance(15) {
             options.run.filter_bits = 0;
         }
-        options.run.key_pages = random.chance(80);
+        options.run.key_pages = if random.chance(80) { KeyPages::On } else { KeyPages::Off };
         options.value_log_threshold = [0, 128, 1000, 2048][random.below(4) as usize];
         world.keys = 10 + world.random.below(90);
         if trouble != Trouble::Calm {
