@@ -14,8 +14,9 @@ loosekv beside heap + btree, at the SQL level. This page is made of the results 
 """
 READ = """\
 The executor, the protocol and the client cost about the same on both sides. Workload "no table" shows that share: a
-statement that makes a key and a value and touches no table. What is above it is the storage's. Workload "a row by its place"
-gets rows of heap's by random `ctid`s: one page and no index, a bound for gets beyond memory.
+statement that makes a key and a value and touches no table, once as it is and once with a transaction to commit. What is above it
+is the storage's. Workload "a row by its place" gets rows of heap's by random `ctid`s: one page and no index, a bound for gets beyond
+memory.
 
 Machine and settings are those of one run. Cells of other runs, which each group names with their dates, may be of another
 machine and of earlier code.
