@@ -130,6 +130,31 @@ ask "BEGIN; TRUNCATE cached; INSERT INTO cached VALUES (5, 'truncated'); COMMIT"
 ask "SELECT loosekv.flush('cached')" >/dev/null
 expect "truncated" truncated "$(row)"
 
+# Statistics do not wait for who has a table to himself, or waits for it, nor fail for one that goes.
+watched="SET lock_timeout = '5s'; SELECT string_agg(tablename || ' ' || (runs IS NOT NULL) || ' ' || (file_bytes IS NOT NULL), ', ' ORDER BY tablename)
+         FROM loosekv.stats WHERE tablename IN ('cached', 'kept')"
+expect "statistics" "cached true true, kept true true" "$(ask "$watched")"
+reader=$(mktemp -u)
+mkfifo "$reader"
+psql -X -q <"$reader" >/dev/null &
+holder=$!
+exec 9>"$reader"
+rm "$reader"
+echo "BEGIN; SELECT count(*) FROM cached;" >&9
+soon "a reader" "SELECT count(*) > 0 FROM pg_locks WHERE relation = 'cached'::regclass AND pid <> pg_backend_pid()"
+psql -X -q -c "ALTER TABLE cached ALTER v SET NOT NULL" &
+altering=$!
+soon "who waits for the table" "SELECT count(*) = 1 FROM pg_locks WHERE relation = 'cached'::regclass AND NOT granted"
+expect "statistics of a table that somebody waits for" "cached false false, kept true true" "$(ask "$watched")"
+echo "COMMIT; BEGIN; LOCK TABLE kept;" >&9
+wait "$altering"
+soon "the table's only user" "SELECT count(*) = 1 FROM pg_locks WHERE relation = 'kept'::regclass AND granted"
+expect "statistics of a table that somebody has" "cached true true, kept false false" "$(ask "$watched")"
+expect "its own statistics, for who has it" t "$(ask "BEGIN; LOCK TABLE cached; SELECT runs IS NOT NULL FROM loosekv.stats WHERE tablename = 'cached'")"
+echo "ROLLBACK;" >&9
+exec 9>&-
+wait "$holder"
+
 # A copy of a key that REINDEX CONCURRENTLY has left when it failed serves as long as the key is the same.
 ask "CREATE TABLE copied (k int PRIMARY KEY, n text NOT NULL) USING loosekv; INSERT INTO copied SELECT i, 'v' || 200 - i FROM generate_series(1, 100) i"
 psql -X -q -c "BEGIN" -c "UPDATE copied SET n = n WHERE k = 1" -c "SELECT pg_sleep(1)" -c "COMMIT" >/dev/null &

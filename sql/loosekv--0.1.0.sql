@@ -61,14 +61,15 @@ CREATE FUNCTION loosekv.table_stats(relation regclass,
     AS 'MODULE_PATHNAME', 'loosekv_table_stats_wrapper' LANGUAGE C STRICT VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION loosekv.table_stats(regclass) IS 'what loosekv.stats shows, for one table (for those who may read it, or all statistics)';
 
--- Temporary tables of other sessions cannot be looked into, tables that one may not read must not.
+-- Temporary tables of other sessions cannot be looked into, tables that one may not read must not. Who has a table to himself is not
+-- waited for.
 CREATE VIEW loosekv.stats AS
     SELECT n.nspname AS schemaname, c.relname AS tablename, c.oid::pg_catalog.regclass AS relation,
-           pg_catalog.pg_relation_size(c.oid) AS file_bytes, s.*
+           CASE WHEN s.runs IS NOT NULL THEN pg_catalog.pg_relation_size(c.oid) END AS file_bytes, s.*
     FROM pg_catalog.pg_class c
          JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-         JOIN pg_catalog.pg_am a ON a.oid OPERATOR(pg_catalog.=) c.relam,
-         LATERAL loosekv.table_stats(c.oid::pg_catalog.regclass) s
+         JOIN pg_catalog.pg_am a ON a.oid OPERATOR(pg_catalog.=) c.relam
+         LEFT JOIN LATERAL loosekv.table_stats(c.oid::pg_catalog.regclass) s ON true
     WHERE a.amname OPERATOR(pg_catalog.=) 'loosekv' AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,m}')
           AND NOT pg_catalog.pg_is_other_temp_schema(c.relnamespace)
           AND (pg_catalog.has_table_privilege(c.oid, 'SELECT') OR pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'));

@@ -22,15 +22,55 @@ pub(super) fn with_table<T>(
     allowed: fn(Oid) -> pg_sys::AclResult::Type,
     work: impl FnOnce(&Open) -> T,
 ) -> T {
-    startup::require();
-    // SAFETY: opened and closed here; a name from the catalog is the caller's.
+    require_by_name(table, allowed);
+    // SAFETY: opened here, and closed by what it is handed to.
+    unsafe { with_opened(pg_sys::relation_open(table, lock as i32), lock, allowed, work) }
+}
+
+/// As [`with_table`] with the least of locks, but never waits for it: `None` while somebody has the table to himself, or is about to,
+/// and when it is gone. For those who watch, and want to hear of the other tables.
+fn with_table_at_once<T>(
+    table: Oid,
+    allowed: fn(Oid) -> pg_sys::AclResult::Type,
+    work: impl FnOnce(&Open) -> T,
+) -> Option<T> {
+    require_by_name(table, allowed);
+    let lock = pg_sys::AccessShareLock;
+    // SAFETY: the relation is locked before it is opened; if it is not there, the lock is given back.
     unsafe {
-        // Who may not do it does not wait for a lock, nor lets others wait.
-        let name = pg_sys::get_rel_name(table);
-        if !name.is_null() {
-            require(allowed(table), &CStr::from_ptr(name).to_string_lossy());
+        if !pg_sys::ConditionalLockRelationOid(table, lock as i32) {
+            return None;
         }
-        let rel = pg_sys::relation_open(table, lock as i32);
+        let rel = pg_sys::try_relation_open(table, pg_sys::NoLock as i32);
+        if rel.is_null() {
+            pg_sys::UnlockRelationOid(table, lock as i32);
+            return None;
+        }
+        Some(with_opened(rel, lock, allowed, work))
+    }
+}
+
+/// Who may not do it does not wait for a lock, nor lets others wait.
+fn require_by_name(table: Oid, allowed: fn(Oid) -> pg_sys::AclResult::Type) {
+    startup::require();
+    // SAFETY: a catalog look-up; the name is the caller's.
+    let name = unsafe { pg_sys::get_rel_name(table) };
+    if !name.is_null() {
+        // SAFETY: a C string.
+        require(allowed(table), &unsafe { CStr::from_ptr(name) }.to_string_lossy());
+    }
+}
+
+/// # Safety
+/// The relation was just opened and locked by the caller; this closes it.
+unsafe fn with_opened<T>(
+    rel: pg_sys::Relation,
+    lock: u32,
+    allowed: fn(Oid) -> pg_sys::AclResult::Type,
+    work: impl FnOnce(&Open) -> T,
+) -> T {
+    // SAFETY: by the contract.
+    unsafe {
         let name = error::relation_name(rel);
         if !catalog::is_our_table(rel) {
             error::raise(
@@ -39,7 +79,7 @@ pub(super) fn with_table<T>(
                 Some("The tables are listed in the view loosekv.stats."),
             );
         }
-        require(allowed(table), &name);
+        require(allowed((*rel).rd_id), &name);
         let result = {
             let open = Open::new(rel);
             work(&open)
@@ -172,7 +212,8 @@ fn coverage(runs: &[RunDesc], indexed_from: L0Id) -> Option<f64> {
     (all > 0).then(|| covered as f64 / all as f64)
 }
 
-/// What `loosekv.stats` shows of one table. Counters begin when the table is loaded into memory.
+/// What `loosekv.stats` shows of one table; nothing while another session has it to itself. Counters begin when the table is loaded
+/// into memory.
 #[pg_extern(volatile, parallel_unsafe)]
 #[allow(clippy::type_complexity)]
 fn loosekv_table_stats(
@@ -214,7 +255,7 @@ fn loosekv_table_stats(
         name!(write_delay, i64),
     ),
 > {
-    let row = with_table(table, pg_sys::AccessShareLock, may_look, |open| {
+    let row = with_table_at_once(table, may_look, |open| {
         let runs = table_vacuum::runs(open);
         let shared = open.tree.shared();
         let (indexed_from, memtables, memtable_rows, memtable_bytes) = {
@@ -277,5 +318,5 @@ fn loosekv_table_stats(
             slot.map_or(0, |slot| i64::from(slot.write_delay.load(Relaxed))),
         )
     });
-    TableIterator::once(row)
+    TableIterator::new(row)
 }
