@@ -44,9 +44,7 @@ def measure(connection, store, column, below, way, rounds):
 
 def run(options):
     settings = {**plan.COMMON, **plan.REGIMES["memory"].settings}
-    server = Server(options.port, settings, options.dir)
-    try:
-        server.start()
+    with Server(options.port, settings, options.dir) as server:
         connection = server.connect()
         connection.rows("CREATE EXTENSION loosekv")
         for store in ("heap", "loosekv"):
@@ -66,5 +64,3 @@ def run(options):
                     print(f"| {part:.2%} | " + " | ".join(f"{ms:.1f} ({cost:.0f})" for ms, cost, _ in cells.values())
                           + f" | {cells['planner'][2]} | {loss:.2f} |", flush=True)
         print("\nAt the worst the planner's choice takes " + ", ".join(f"{loss:.1f} x the fastest on {store}" for store, loss in worst.items()))
-    finally:
-        server.stop()

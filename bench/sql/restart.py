@@ -50,9 +50,7 @@ def measure(connection, table, rows):
 
 def run(options):
     settings = {**plan.COMMON, **plan.REGIMES["memory"].settings}
-    server = Server(options.port, settings, options.dir)
-    try:
-        server.start()
+    with Server(options.port, settings, options.dir) as server:
         connection = server.connect()
         load(connection, options)
         sizes = {variant: int(connection.rows("SELECT sum(pages) * 8192 FROM loosekv.runs('kv_{}_{}')".format(*variant))[0][0])
@@ -70,5 +68,3 @@ def run(options):
         for variant in VARIANTS:
             first, whole = (statistics.median(values) for values in zip(*times[variant]))
             print(f"| {variant[0]} | {variant[1]} | {sizes[variant] / options.rows:.1f} | {first:.1f} | {whole:.2f} |")
-    finally:
-        server.stop()

@@ -34,6 +34,17 @@ class Server:
         with open(os.path.join(self.data, "postmaster.pid")) as file:
             self.postmaster = int(file.readline())
 
+    def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
     def down(self, check=True):
         """Stops it, and leaves it where it is."""
         for connection in self.connections:
