@@ -214,6 +214,55 @@ def cut_file(primary, standby):
     primary.sql("DROP TABLE cut, beside")
 
 
+UNTOUCHED = ("created", "created in a subtransaction", "emptied", "emptied in the midst", "rewritten")
+
+
+def make_untouched(primary):
+    """Tables whose files nobody has read or written on the primary since they were made."""
+    names = [f'"{name}"' for name in UNTOUCHED]
+    created, inside, emptied, midst, rewritten = names
+    columns = "(a int, v text) USING loosekv WITH (autovacuum_enabled = off)"
+    primary.sql(*[f"CREATE TABLE {name} {columns}" for name in (created, rewritten, emptied)],
+                f"INSERT INTO {emptied} SELECT i, 'v' FROM generate_series(1, 100) i", f"TRUNCATE {emptied}", f"ALTER TABLE {rewritten} ALTER a TYPE bigint")
+    primary.sql(stdin=f"BEGIN; SAVEPOINT s; CREATE TABLE {inside} {columns}; RELEASE s; COMMIT;\n"
+                      f"BEGIN; CREATE TABLE {midst} {columns}; INSERT INTO {midst} VALUES (1); SAVEPOINT s; INSERT INTO {midst} VALUES (2);\n"
+                      f"TRUNCATE {midst}; ROLLBACK TO s; TRUNCATE {midst}; COMMIT;\n")
+    return names
+
+
+def untouched(primary, standby):
+    """Tables whose files have no pages yet are empty on a standby, too, and then have what comes to them."""
+    names = make_untouched(primary)
+    wait_for_replay(primary, standby)
+    for name in names:
+        if standby.sql(f"SELECT pg_relation_size('{name}')") != "0":
+            raise lib.Failure(f"the file of table {name}, which nobody has used, has pages: nothing is tested")
+    looks = [f"SELECT count(*), sum(a) FROM {name}" for name in names]
+    for name in names:
+        standby.sql(f"EXPLAIN SELECT * FROM {name}", f"EXPLAIN ANALYZE SELECT * FROM {name} WHERE a = 1")
+        for look, expected in ((f"SELECT count(*) FROM {name}", "0"), (f"SELECT * FROM loosekv.check('{name}')", ""),
+                               (f"SELECT * FROM loosekv.runs('{name}')", ""), (f"SELECT count(*) FROM loosekv.stats WHERE tablename = '{name.strip(chr(34))}'", "1")):
+            found = standby.sql(look)
+            if found != expected:
+                raise lib.Failure(f"of table {name}, which nobody has used, a standby says at {look}: {found}")
+    tables = [part for name in names for part in ("-t", name)]
+    done = subprocess.run(["pg_dump", "--no-sync", *tables], env=standby.environment(), text=True, capture_output=True, timeout=120)
+    if done.returncode != 0:
+        raise lib.Failure(f"pg_dump on a standby, of tables that nobody has used: {done.stderr}")
+    # Snapshots from before the first row, and those who read while it comes.
+    session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\n" + "".join(f"{look};\n" for look in looks))
+    for number, name in enumerate(names):
+        primary.sql(f"INSERT INTO {name} SELECT i, repeat('w', 200) FROM generate_series(1, 3000) i", *[f"SELECT loosekv.flush('{name}')"] * (number % 2))
+        primary.sql(f"DELETE FROM {name} WHERE a % 3 = 0", f"INSERT INTO {name} VALUES (-1)")
+        wait_for_replay(primary, standby)
+        if standby.sql(looks[number]) != primary.sql(looks[number]) or standby.sql(f"SELECT * FROM loosekv.check('{name}')"):
+            raise lib.Failure(f"table {name}, which a standby has read before it had a page, is there: {standby.sql(looks[number])}")
+    output, error = session.communicate("".join(f"SELECT 'then', count(*) FROM {name};\n" for name in names) + "COMMIT;\n", timeout=60)
+    if session.returncode != 0 and "conflict with recovery" not in error or "then" in output.replace("then|0", ""):
+        raise lib.Failure(f"a snapshot from before the first rows of tables sees: {output} {error}")
+    primary.sql(f"DROP TABLE {', '.join(names)}")
+
+
 def old_cursor(primary, standby):
     """With feedback, a transaction of the standby is not cancelled however much is rewritten beside it."""
     rows = "SELECT i, repeat(md5((i * {0})::text), 6) FROM generate_series(1, 20000) i"
@@ -394,6 +443,7 @@ def main(directory, servers):
     marked_entries(primary, standby)
     changed_keys(primary, standby)
     cut_file(primary, standby)
+    untouched(primary, standby)
     old_cursor(primary, standby)
     load = lib.Load(primary, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-").start()
     tables = primary.sql("SELECT oid FROM pg_class WHERE relkind = 'r'").split()
@@ -466,6 +516,18 @@ def outlasted(server):
     server.sql("INSERT INTO fleeting SELECT i, i FROM generate_series(1, 3000) i", "SELECT loosekv.flush('fleeting')")
     if server.sql("SET enable_seqscan = off", "SELECT k FROM fleeting WHERE s = 77") != "77" or server.sql("SELECT * FROM loosekv.check('fleeting')"):
         raise lib.Failure("an unlogged table does not work after a promotion")
+    for number, name in enumerate(UNTOUCHED):
+        name = f'"{name}"'
+        first = [f"SELECT count(*) FROM {name}", f"INSERT INTO {name} SELECT i, 'v' FROM generate_series(1, 1000) i", f"DELETE FROM {name} WHERE a % 2 = 0"]
+        server.sql(*first[number % 2:], f"SELECT loosekv.flush('{name}')", f"INSERT INTO {name} VALUES (0, 'v')")
+
+
+def used_at_last(server):
+    """Tables that nobody had used before the promotion."""
+    for name in UNTOUCHED:
+        found = server.sql(f"SELECT count(*), sum(a) FROM \"{name}\"", f"SELECT * FROM loosekv.check('\"{name}\"')")
+        if found != "501|250000":
+            raise lib.Failure(f"table {name}, which nobody had used before a promotion, is after it: {found}")
 
 
 def promoted(primary, standby, writers, directory, seed):
@@ -474,7 +536,9 @@ def promoted(primary, standby, writers, directory, seed):
                               for k, name in ((6_000_000_001, "yes"), (6_000_000_002, "no"))))
     primary.sql("CREATE UNLOGGED TABLE fleeting (k int PRIMARY KEY, s int) USING loosekv", "CREATE INDEX fleeting_s ON fleeting (s)",
                 "INSERT INTO fleeting SELECT i, i FROM generate_series(1, 3000) i", "SELECT loosekv.flush('fleeting')", "INSERT INTO fleeting VALUES (5000, 5000)")
+    names = make_untouched(primary)
     wait_for_replay(primary, standby)
+    standby.sql(*[f"SELECT count(*) FROM {name}" for name in names[1:]])
     told = standby.try_sql("SELECT count(*) FROM fleeting").stderr
     if "ERROR:  0A000" not in told:
         raise lib.Failure(f"who reads an unlogged table on a standby is told: {told}")
@@ -507,9 +571,11 @@ def promoted(primary, standby, writers, directory, seed):
     if complaints:
         raise lib.Failure("after the promotion sessions were told: " + "\n".join(complaints[:10]))
     lib.verify(standby)
+    used_at_last(standby)
     standby.kill_all()
     standby.start()
     lib.verify(standby)
+    used_at_last(standby)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 //!  new log records      ->  linked into the memtable of their generation
 //! ```
 //!
+//! A table that has no meta page yet is followed from nothing on ([`Tree::blank_to_follow`]): it has no rows before its first one.
+//!
 //! Nothing is written. Records may be shown again and in any order of the tails, for the row id tells which are there already.
 //! What a new manifest no longer names waits in limbo as it does where it is written, so that it can be told who still reads
 //! an extent that is about to be used again ([`Shared::holders`]). When the standby becomes a primary, the same state goes on
@@ -51,7 +53,7 @@ impl<H: Host> Tree<'_, H> {
     /// Reads the manifest that a meta page names.
     pub fn read_next(&self, meta: &PageBuf) -> Result<Next> {
         let (manifest, body) = read_manifest(&self.host, meta)?;
-        if manifest.storage_id != self.shared.storage_id {
+        if !self.shared.is_of(manifest.storage_id) {
             return Err(Error::structure("the meta page is of another storage"));
         }
         Ok(Next { manifest, body })
@@ -93,6 +95,7 @@ impl<H: Host> Tree<'_, H> {
         if more_is_in_runs && !on(BarrenNotForgotten) {
             self.shared.barren.forget();
         }
+        self.shared.become_of(manifest.storage_id);
         self.shared.next_row.fetch_max(manifest.next_row_id.0, Relaxed);
         scope::with(|| {
             (ledger.manifest, ledger.body) = copies;

@@ -79,7 +79,7 @@ impl<H: Host> Guide<H> {
         let cursors = (0..view.runs.len()).map(|_| None).collect();
         let more = Some(from.map(<[u8]>::to_vec));
         let chunk = KeyChunk::default();
-        let (table, chunk_size) = (tree.shared.storage_id, FIRST_CHUNK);
+        let (table, chunk_size) = (tree.shared.storage_id(), FIRST_CHUNK);
         let mut guide = Guide { memtables, cursors, chunk, at: 0, more, direction, chunk_size, table, keys: 0 };
         if !guide.fill(tree, view) {
             return Ok(None);

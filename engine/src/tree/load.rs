@@ -13,7 +13,7 @@ use crate::options::TreeOptions;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::row::decode_record;
 use crate::row_cache::RowCache;
-use crate::tree::shared::{first_generation, new_generation, reserve_version, share_run, Shared};
+use crate::tree::shared::{first_generation, new_generation, reserve_version, share_run, Shared, BLANK};
 use crate::tree::version::{Edit, Generation, SuperVersion};
 use crate::tree::Tree;
 use crate::types::{L0Id, PageNo, RowId, Writer};
@@ -38,23 +38,30 @@ impl<H: Host> Tree<'_, H> {
 
     /// Builds the shared state from the pages, to write on.
     pub fn load(host: &H, options: &TreeOptions) -> Result<Box<Shared<H>>> {
-        Self::load_with(host, options, |active, row, writer| {
+        let manifest = read_first(host)?;
+        Self::load_with(host, options, manifest, |active, row, writer| {
             first_generation(active, row, writer, options.memtable_bytes)
         })
     }
 
     /// The same on a standby, where what comes next has been written already.
     pub fn load_to_follow(host: &H, options: &TreeOptions) -> Result<Box<Shared<H>>> {
-        Self::load_with(host, options, |active, row, writer| memtable_of_log(active, row, writer, options))
+        let manifest = read_first(host)?;
+        Self::load_with(host, options, manifest, |active, row, writer| memtable_of_log(active, row, writer, options))
+    }
+
+    /// The same of a table whose first meta page is still to come: it is empty, until that is followed.
+    pub fn blank_to_follow(host: &H, options: &TreeOptions) -> Result<Box<Shared<H>>> {
+        let manifest = (Manifest::new(BLANK), Vec::new());
+        Self::load_with(host, options, manifest, |active, row, writer| memtable_of_log(active, row, writer, options))
     }
 
     fn load_with(
         host: &H,
         options: &TreeOptions,
+        (mut manifest, body): (Manifest, Vec<u8>),
         new_active: impl FnOnce(L0Id, RowId, Writer) -> Result<Arc<Generation>>,
     ) -> Result<Box<Shared<H>>> {
-        let page = host.read_meta()?.ok_or_else(|| Error::structure("the table has no meta page"))?;
-        let (mut manifest, body) = read_manifest(host, &page)?;
         // Whoever was building there is gone.
         manifest.pending.clear();
         let replayed = Replayed::read(host, &manifest, options)?;
@@ -97,6 +104,11 @@ pub(super) fn shared_list<T>(members: impl ExactSizeIterator<Item = Option<T>>) 
         list.push(member?);
     }
     Some(list)
+}
+
+fn read_first<H: Host>(host: &H) -> Result<(Manifest, Vec<u8>)> {
+    let page = host.read_meta()?.ok_or_else(|| Error::structure("the table has no meta page"))?;
+    read_manifest(host, &page)
 }
 
 /// The whole manifest, and its body's bytes.

@@ -77,7 +77,7 @@ pub use follow::{Holder, Next};
 pub use full_disk::{for_deletes, is_much_room};
 pub use live_options::LiveOptions;
 pub use scan::Cursor;
-pub use shared::{Counters, Coverage, Shared};
+pub use shared::{Counters, Coverage, Shared, BLANK};
 pub use sink::Ebb;
 pub use value_log::{fuzz_value, LargeValue, MAX_VALUE};
 pub use version::{unpin_by_force, SuperVersion};

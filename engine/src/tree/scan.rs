@@ -560,7 +560,7 @@ impl<H: Host> Cursor<H> {
             let runs = self.run.map_or(0..self.view.runs.len(), |run| run..run + 1);
             tree.host.saw(Saw::Run, runs.len() as u64);
             let mut sources = Box::new(Sources::new(&self.view, true, runs, self.direction));
-            sources.scan_of = Some(tree.shared.storage_id);
+            sources.scan_of = Some(tree.shared.storage_id());
             sources.words.narrow(&self.lower, &self.upper);
             sources.adopt(near);
             sources.seek(tree, &self.view, from, self.direction)?;

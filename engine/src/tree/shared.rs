@@ -36,9 +36,13 @@ pub const STRIPES: usize = 64;
 /// When scans have begun in so many runs more than in one each, the host is told, and tidying may be worth while.
 pub(super) const WORTH_TELLING: u64 = if cfg!(test) { 16 } else { 1 << 14 };
 
+/// The storage id of no storage: that of a table whose first meta page is still to come.
+pub const BLANK: u64 = 0;
+
 pub struct Shared<H: Host> {
     pub options: LiveOptions,
-    pub storage_id: u64,
+    /// [`BLANK`] where a standby found no meta page; until it has followed the first.
+    storage_id: AtomicU64,
     /// Whose rows those of the table are in the row cache.
     pub cached: CachedTable,
     /// Who links rows holds it shared, rotation exclusively.
@@ -227,7 +231,7 @@ impl<H: Host> Shared<H> {
         let freed = manifest.version.max(1);
         Shared {
             options: LiveOptions::new(&options),
-            storage_id: manifest.storage_id,
+            storage_id: AtomicU64::new(manifest.storage_id),
             cached: CachedTable::default(),
             rotation: loosekv_shm::RawLatch::new(),
             stripes: std::array::from_fn(|_| loosekv_shm::RawLatch::new()),
@@ -271,6 +275,25 @@ impl<H: Host> Shared<H> {
             counters: Counters::default(),
             log: H::LogState::default(),
         }
+    }
+
+    /// What tells the table's pages from those of another that had the same file before.
+    pub fn storage_id(&self) -> u64 {
+        self.storage_id.load(Relaxed)
+    }
+
+    /// No meta page was there yet: the table is empty.
+    pub fn is_blank(&self) -> bool {
+        self.storage_id() == BLANK
+    }
+
+    /// Whether a meta page with this storage id is of this table.
+    pub fn is_of(&self, storage_id: u64) -> bool {
+        self.is_blank() || self.storage_id() == storage_id
+    }
+
+    pub(super) fn become_of(&self, storage_id: u64) {
+        self.storage_id.store(storage_id, Relaxed);
     }
 
     /// Makes sure that the next `install` finds memory. It is what a flush, a merge and whatever takes keys out of the index end with,

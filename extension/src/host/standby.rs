@@ -71,24 +71,25 @@ pub fn is_standby() -> bool {
     unsafe { bindings::RecoveryInProgress() }
 }
 
-/// Loads a table as it stood at some moment; [`catch_up`] does the rest. `None`: it has no pages (yet).
+/// Loads a table as it stood at some moment; [`catch_up`] does the rest. Of one that nobody has used where it was made there is no page
+/// yet. So it has no row that anybody sees: of rows that are there the first page was logged before them.
 ///
 /// A flip meanwhile may free what is being read, and others write there again. The manifest's sum tells whether it was read
 /// whole. Of the log, rows may be missing then, but only of generations that have been flushed: following drops those.
-pub(super) fn load(host: &PgHost, progress: &Progress) -> Result<Option<Box<Shared<PgHost>>>> {
+pub(super) fn load(host: &PgHost, progress: &Progress) -> Result<Box<Shared<PgHost>>> {
     let mut attempts = 0;
     loop {
         let meta_lsn = host.meta_lsn()?;
         host.replayed.take();
         let loaded = interrupt::held(|| match host.meta()? {
-            None => Ok(None),
-            Some(_) => Tree::load_to_follow(host, &table_options::of(host.rel())).map(Some),
+            None => Tree::blank_to_follow(host, &table_options::of(host.rel())),
+            Some(_) => Tree::load_to_follow(host, &table_options::of(host.rel())),
         });
         attempts += 1;
         if loaded.is_err() && attempts < LOAD_ATTEMPTS && host.meta_lsn()? != meta_lsn {
             continue;
         }
-        if let Ok(Some(tree)) = &loaded {
+        if let Ok(tree) = &loaded {
             let log = Tree::new(&**tree, PgHost::new(host.rel(), None)).open_log();
             progress.set(Reached::of_replay(meta_lsn, &host.replayed.borrow(), &log));
         }
@@ -109,7 +110,12 @@ pub(super) fn catch_up(rel: pg_sys::Relation, slot: &'static Slot, tree: &'stati
         }
         // Asked again: a promotion while we waited.
         let standby = is_standby();
-        interrupt::held(|| follow(&tree, slot))?;
+        interrupt::held(|| {
+            if !standby {
+                registry::create_if_missing(&tree.host)?;
+            }
+            follow(&tree, slot)
+        })?;
         if !standby {
             // Replay has cut the file, maybe, and told nobody.
             slot.file_pages.store(tree.host.file_pages(), Relaxed);

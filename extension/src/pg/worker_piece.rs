@@ -229,7 +229,7 @@ fn work_on(table: FileKey, task: Task) -> Ended {
 
 /// `None`: another is at work on the table.
 fn with_table(locked: &Locked, task: Task, name: &str) -> Result<Option<bool>> {
-    let Some(open) = registry::open(locked.rel)? else { return Ok(None) };
+    let open = registry::open(locked.rel)?;
     // The table's options were looked up.
     forget_snapshot();
     // SAFETY: the relation stays open.

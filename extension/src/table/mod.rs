@@ -83,13 +83,7 @@ impl Open {
     /// # Safety
     /// As for [`Open::new`].
     pub unsafe fn with(rel: pg_sys::Relation, info: Rc<Info>) -> Open {
-        let Some(table) = error::or_report(rel, crate::host::registry::open(rel)) else {
-            error::raise(
-                pgrx::PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("table \"{}\" has no pages yet on this standby", error::relation_name(rel)),
-                Some("Try again when more of the primary's log has been replayed."),
-            )
-        };
+        let table = error::or_report(rel, crate::host::registry::open(rel));
         // SAFETY: the tree borrows from the table, which lies behind a pointer, is kept beside it and dropped after it.
         let tree = unsafe { std::mem::transmute::<Tree<'_, PgHost>, TableTree>(table.tree(rel)) };
         Open { rel, info, tree, _table: table }

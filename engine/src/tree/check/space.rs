@@ -15,6 +15,10 @@ const PLACE: &str = "manifest";
 
 impl<H: Host> Check<'_, '_, '_, H> {
     pub(super) fn manifest(&mut self) -> Result<()> {
+        if self.follower() && self.tree.shared.is_blank() {
+            // Its first page is still to come.
+            return Ok(());
+        }
         self.watch.progress(Phase::Manifest, 0, 1)?;
         let read = match self.read_twice()? {
             Some(read) => read,

@@ -30,7 +30,7 @@ use crate::work::{ask, need};
 use loosekv_engine::error::{Consumer, Error, Result};
 use loosekv_engine::manifest::Manifest;
 use loosekv_engine::page::PageBuf;
-use loosekv_engine::tree::{Shared, Tree};
+use loosekv_engine::tree::{Shared, Tree, BLANK};
 use loosekv_shm::RawLatch;
 use pgrx::pg_sys;
 use recent::RECENTLY;
@@ -333,16 +333,15 @@ pub fn relation_changed(relid: pg_sys::Oid) {
     RECENTLY.forget(relid.to_u32());
 }
 
-/// The table of an open relation, loaded if need be; a relation without pages gets its first. `None`: on a standby, a table
-/// that has no pages (yet).
-pub fn open(rel: pg_sys::Relation) -> Result<Option<Table>> {
+/// The table of an open relation, loaded if need be; a relation without pages gets its first (on a standby it is empty).
+pub fn open(rel: pg_sys::Relation) -> Result<Table> {
     startup::require();
     // SAFETY: the relation is open.
     let key = unsafe { FileKey::of_relation(rel) };
     if let Some(slot) = RECENTLY.find(&key) {
         hold(slot);
         match Table::enter(slot) {
-            Some(table) => return table.caught_up(rel).map(Some),
+            Some(table) => return table.caught_up(rel),
             None => release(slot),
         }
     }
@@ -350,7 +349,7 @@ pub fn open(rel: pg_sys::Relation) -> Result<Option<Table>> {
 }
 
 #[cold]
-fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
+fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Table> {
     let registry = registry()?;
     if key.backend != pg_sys::InvalidBackendId {
         forget_temporary(|node| {
@@ -379,8 +378,7 @@ fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
         }
         if slot.tree.load(Acquire).is_null() {
             match load_locked(&host, slot) {
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
+                Ok(()) => {}
                 Err(Error::MemoryFull { .. }) if patience.lasts(false) => {
                     patience.make_rooms_or_wait()?;
                     continue;
@@ -394,7 +392,7 @@ fn open_slow(rel: pg_sys::Relation, key: FileKey) -> Result<Option<Table>> {
             std::mem::forget(entered);
             // Whatever has changed in the catalog or in the settings has brought this process here.
             table.tree.options.set(&table_options::of(rel));
-            return table.caught_up(rel).map(Some);
+            return table.caught_up(rel);
         }
     }
 }
@@ -412,20 +410,19 @@ impl Drop for InUse {
 fn is_of_another_file(host: &PgHost, slot: &Slot) -> Result<bool> {
     // SAFETY: a user is counted, so the tree stays.
     let Some(tree) = (unsafe { slot.tree.load(Acquire).as_ref() }) else { return Ok(false) };
-    if host.file_pages() == 0 {
-        return Ok(true);
-    }
-    Ok(host.meta()?.is_none_or(|meta| !same_storage(tree, &meta)))
+    // The file may be shorter than the slot says.
+    let meta = if host.file_pages() == 0 { None } else { host.meta()? };
+    Ok(!meta.map_or(tree.is_blank(), |meta| same_storage(tree, &meta)))
 }
 
 /// Whether the meta page is of the storage that the tree was loaded from.
 fn same_storage(tree: &Shared<PgHost>, meta: &PageBuf) -> bool {
-    Manifest::decode_meta(meta).is_ok_and(|(manifest, _)| manifest.storage_id == tree.storage_id)
+    Manifest::decode_meta(meta).is_ok_and(|(manifest, _)| tree.is_of(manifest.storage_id))
 }
 
-/// Loads under a lock that only loaders take. False: there is nothing to load.
-fn load_locked(host: &PgHost, slot: &'static Slot) -> Result<bool> {
-    with_load_lock(host.rel(), || if slot.tree.load(Acquire).is_null() { load(host, slot) } else { Ok(true) })
+/// Loads under a lock that only loaders take.
+fn load_locked(host: &PgHost, slot: &'static Slot) -> Result<()> {
+    with_load_lock(host.rel(), || if slot.tree.load(Acquire).is_null() { load(host, slot) } else { Ok(()) })
 }
 
 /// One at a time for each table, and whoever waits can be cancelled.
@@ -455,12 +452,11 @@ pub(super) fn uncount_user(slot: &'static Slot) {
     }
 }
 
-fn load(host: &PgHost, slot: &'static Slot) -> Result<bool> {
+fn load(host: &PgHost, slot: &'static Slot) -> Result<()> {
     // SAFETY: reads a flag in shared memory.
     let standby = unsafe { pg_sys::RecoveryInProgress() };
     slot.note_flip(writers::next());
-    let tree = if standby { standby::load(host, &slot.progress)? } else { Some(load_on_primary(host)?) };
-    let Some(tree) = tree else { return Ok(false) };
+    let tree = if standby { standby::load(host, &slot.progress)? } else { load_on_primary(host)? };
     if let Some(global) = global::get() {
         global.counters.loads.fetch_add(1, Relaxed);
     }
@@ -471,23 +467,29 @@ fn load(host: &PgHost, slot: &'static Slot) -> Result<bool> {
     if unfinished {
         ask::worker();
     }
-    Ok(true)
+    Ok(())
 }
 
 fn load_on_primary(host: &PgHost) -> Result<Box<Shared<PgHost>>> {
     interrupt::held(|| {
-        if host.meta()?.is_none() {
-            Tree::create(host, new_storage_id()?)?;
-        }
+        create_if_missing(host)?;
         Tree::load(host, &table_options::of(host.rel()))
     })
+}
+
+/// Makes the first page. With the load lock, on a primary.
+pub(super) fn create_if_missing(host: &PgHost) -> Result<()> {
+    match host.meta()? {
+        Some(_) => Ok(()),
+        None => Tree::create(host, new_storage_id()?),
+    }
 }
 
 fn new_storage_id() -> Result<u64> {
     let mut id = [0u8; 8];
     // SAFETY: fills the eight bytes.
     if unsafe { pg_sys::pg_strong_random(id.as_mut_ptr().cast(), id.len()) } {
-        Ok(u64::from_ne_bytes(id))
+        Ok(u64::from_ne_bytes(id).max(BLANK + 1))
     } else {
         Err(Error::Unavailable("the system gives no random numbers".into()))
     }
