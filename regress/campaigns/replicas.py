@@ -11,7 +11,7 @@ import threading
 import time
 
 import lib
-from standby import dump, make_standby, wait_for_replay
+from standby import dump, make_standby, wait_for_replay, wait_until_cut
 
 
 def same_everywhere(primary, *standbys):
@@ -115,8 +115,46 @@ def born_again(primary, standby):
     primary.sql("DROP DATABASE model", "DROP TABLESPACE near")
 
 
+def table_file(server, table):
+    return os.path.join(server.data, server.sql(f"SELECT pg_relation_filepath('{table}')"))
+
+
+def left_empty(file, other):
+    """How many blocks of a file are empty and those of another are not."""
+    empty, count = bytes(8192), 0
+    with open(file, "rb") as here, open(other, "rb") as there:
+        while (block := here.read(8192)) and (its := there.read(8192)):
+            count += block == empty != its
+    return count
+
+
+def cut_and_grown(primary, standby):
+    """The file of a table is cut, and grows again, beyond the blocks that were written to before, to such as are empty still. Returns it,
+    and what it is elsewhere."""
+    primary.sql("DELETE FROM cut WHERE k > 500", "SELECT loosekv.compact('cut')")
+    wait_until_cut(primary, "cut", 1000)
+    standby.sql("CHECKPOINT")
+    files = [table_file(server, "cut") for server in (primary, standby)]
+    more, there = 100_000, os.path.getsize(files[1])
+    while (here := os.path.getsize(files[0])) < there:
+        if here > there // 2:
+            primary.sql("CHECKPOINT")
+            if left_empty(*files):
+                return files
+        primary.sql(f"INSERT INTO cut SELECT i, repeat('n', 500) FROM generate_series({more}, {more + 499}) i")
+        more += 500
+    raise lib.Failure("a file that was cut and has grown again has no empty blocks: nothing is tested")
+
+
 def rewound(primary, standby, cascade, seed, directory):
     """The standby is promoted while the primary still writes. What only the old primary has is taken back by pg_rewind."""
+    primary.sql("CREATE TABLE cut (k int PRIMARY KEY, v text) USING loosekv",
+                "INSERT INTO cut SELECT i, repeat(md5(i::text), 8) FROM generate_series(1, 60000) i", "SELECT loosekv.compact('cut')")
+    rows = "SELECT count(*), md5(string_agg(k || v, ',' ORDER BY k)) FROM cut"
+    before = primary.sql(rows)
+    # From here on pg_rewind will read the old primary's log.
+    primary.sql("CHECKPOINT")
+    wait_for_replay(primary, standby)
     standby.sql("SELECT pg_promote()")
     loads = [lib.Load(server, server.directory, [lib.Writer(i + first) for i in range(2)] + [lib.maintenance], f"{seed}-{first}").start()
              for server, first in ((primary, 10), (standby, 20))]
@@ -128,16 +166,22 @@ def rewound(primary, standby, cascade, seed, directory):
             raise lib.Failure("sessions were told: " + "\n".join(complaints[:10]))
     lib.verify(primary)
     same_everywhere(standby, cascade)
+    files = cut_and_grown(primary, standby)
     standby.sql("CHECKPOINT")
     primary.stop("fast")
     done = lib.shell("as_postgres", "pg_rewind", "-D", primary.data, "--source-server", f"host={standby.directory} port={standby.port} user=postgres dbname=postgres",
                      "--no-sync", "-R", check=False)
     if done.returncode != 0:
         raise lib.Failure(f"pg_rewind: {done.stdout}")
+    if left_empty(*files):
+        raise lib.Failure(f"pg_rewind has left {left_empty(*files)} blocks empty of a file that was cut")
     # It brought the other's settings.
     primary.configure(f"port = {primary.port}", f"unix_socket_directories = '{primary.directory}'")
     primary.start()
     same_everywhere(standby, primary, cascade)
+    for server in standby, primary, cascade:
+        if server.sql(rows) != before or server.sql("SELECT * FROM loosekv.check('cut')"):
+            raise lib.Failure(f"a table whose file the old primary had cut is not the same after pg_rewind in {server.directory}")
 
 
 def main(directory, servers):

@@ -184,24 +184,30 @@ def changed_keys(primary, standby):
     primary.sql("DROP TABLE l8, l9")
 
 
+def wait_until_cut(primary, table, pages):
+    """Until the file of a table that nobody uses has become as short. Its end is free; rows with keys below 10 are updated."""
+    size, looks = f"SELECT pg_relation_size('{table}') / 8192", 0
+    primary.sql("CREATE TABLE beside (k int PRIMARY KEY) USING loosekv")
+    while int(primary.sql(size)) > pages:
+        looks += 1
+        if looks > 300:
+            raise lib.Failure(f"the file of an idle table has {primary.sql(size)} pages still, and not {pages}")
+        if looks % 80 == 1:
+            primary.sql(*[f"UPDATE {table} SET v = v || 'x' WHERE k < 10", f"SELECT loosekv.compact('{table}')"] * 2)
+        time.sleep(0.2)
+        if looks % 5 == 0:
+            primary.sql(f"INSERT INTO beside VALUES ({looks})")
+    primary.sql("DROP TABLE beside")
+
+
 def cut_file(primary, standby):
     """Who knows how long a file is on the standby goes on to read it when the primary has cut it off."""
-    size = "SELECT pg_relation_size('cut') / 8192"
-    primary.sql("CREATE TABLE cut (k int PRIMARY KEY, v text) USING loosekv", "CREATE TABLE beside (k int PRIMARY KEY) USING loosekv",
+    primary.sql("CREATE TABLE cut (k int PRIMARY KEY, v text) USING loosekv",
                 "INSERT INTO cut SELECT i, repeat('v', 200) FROM generate_series(1, 60000) i", "SELECT loosekv.compact('cut')")
     wait_for_replay(primary, standby)
     standby.sql("SELECT count(*) FROM cut")
     primary.sql("DELETE FROM cut WHERE k > 1000", "SELECT loosekv.compact('cut')")
-    before, looks = int(primary.sql(size)), 0
-    while int(primary.sql(size)) > before // 2:
-        looks += 1
-        if looks > 300:
-            raise lib.Failure(f"the file of an idle table has {primary.sql(size)} pages still, of {before}")
-        if looks % 80 == 1:
-            primary.sql(*["UPDATE cut SET v = v || 'x' WHERE k < 10", "SELECT loosekv.compact('cut')"] * 2)
-        time.sleep(0.2)
-        if looks % 5 == 0:
-            primary.sql(f"INSERT INTO beside VALUES ({looks})")
+    wait_until_cut(primary, "cut", int(primary.sql("SELECT pg_relation_size('cut') / 8192")) // 2)
     wait_for_replay(primary, standby)
     standby.sql("SELECT count(*) FROM cut")
     # The row log grows beyond the file's end, page by page.
@@ -211,7 +217,7 @@ def cut_file(primary, standby):
         found = standby.try_sql("SELECT count(*) FROM cut")
         if found.stdout.strip() != str(1000 + 20 * more):
             raise lib.Failure(f"of a table whose file was cut a standby says: {found.stdout}{found.stderr}")
-    primary.sql("DROP TABLE cut, beside")
+    primary.sql("DROP TABLE cut")
 
 
 UNTOUCHED = ("created", "created in a subtransaction", "emptied", "emptied in the midst", "rewritten")

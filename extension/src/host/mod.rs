@@ -5,7 +5,7 @@
 //! | [`global`] | the layout of our piece of shared memory |
 //! | [`registry`] | the tables that are in memory |
 //! | [`pages`], [`buffer`] | the page store: the table's main fork, through the buffer manager |
-//! | [`room`] | making that file longer |
+//! | [`room`], [`cut`] | making that file longer, and shorter |
 //! | [`pins`] | pages that scans keep between calls |
 //! | [`read_ahead`] | asking the kernel for pages that a scan will come to |
 //! | [`whereabouts`] | which buffer held a page last |
@@ -31,6 +31,7 @@
 pub mod buffer;
 pub mod caught;
 pub mod critical;
+mod cut;
 pub mod global;
 pub mod held;
 pub mod interrupt;

@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(super) const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
 
 /// Pages that one WAL record carries, at most.
-const PAGES_A_RECORD: usize = pg_sys::XLR_MAX_BLOCK_ID as usize;
+pub(super) const PAGES_A_RECORD: usize = pg_sys::XLR_MAX_BLOCK_ID as usize;
 /// They are pinned together, and are not to be more than this part of the buffers.
 const PART_OF_BUFFERS: usize = 8;
 /// Highest block number that PostgreSQL's files have.
@@ -33,7 +33,7 @@ const MAX_BLOCK: u32 = pg_sys::InvalidBlockNumber - 1;
 /// Blocks added to a file between two looks for a cancel request.
 const BLOCKS_A_STEP: u32 = 512;
 
-static ZERO: PageBuf = PageBuf::ZERO;
+pub(super) static ZERO: PageBuf = PageBuf::ZERO;
 
 /// A page, pinned until dropped.
 pub enum Page {
@@ -388,22 +388,6 @@ impl PgHost {
         if let Some(slot) = self.slot {
             slot.note_flip(writers::next());
             slot.counters.flips.fetch_add(1, Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Cuts the file. Without an AccessExclusiveLock (which the standby learns of) it does nothing.
-    pub(super) fn cut(&self, pages: u32) -> Result<()> {
-        let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
-        // SAFETY: guarded calls on an open relation.
-        unsafe {
-            if !pg_sys::CheckRelationLockedByMe(self.rel(), lock, true) || self.file_pages() <= pages {
-                return Ok(());
-            }
-            if let Some(slot) = self.slot {
-                slot.file_pages.store(pages, Relaxed);
-            }
-            pg_sys::RelationTruncate(self.rel(), pages);
         }
         Ok(())
     }

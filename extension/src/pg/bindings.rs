@@ -34,6 +34,18 @@ extern "C-unwind" {
         recent: pg_sys::Buffer,
     ) -> bool;
 
+    // Not quiet: to be called inside a guard.
+    pub fn XLogEnsureRecordSpace(max_block_id: i32, ndatas: i32);
+    pub fn XLogRegisterBlock(
+        block: u8,
+        node: *mut pg_sys::RelFileNode,
+        fork: pg_sys::ForkNumber::Type,
+        number: pg_sys::BlockNumber,
+        page: pg_sys::Page,
+        flags: u8,
+    );
+    pub fn XLogFlush(upto: pg_sys::XLogRecPtr);
+
     // Critical.
     pub fn PageInit(page: pg_sys::Page, size: pg_sys::Size, special: pg_sys::Size);
     pub fn MarkBufferDirty(buffer: pg_sys::Buffer);

@@ -7,9 +7,11 @@
 //! DROP_DATABASE  data: oid (4); comes between PostgreSQL's own record of the drop and the commit of its transaction
 //! ```
 //!
-//! Pages of runs travel in PostgreSQL's own full-page records. Redo works on one page, is idempotent by the page's LSN,
-//! and changes nothing in shared memory (I19), but that the tables of a dropped database are forgotten there. A record that
-//! does not fit its page stops recovery, as PostgreSQL's own do.
+//! Pages of runs travel in PostgreSQL's own full-page records. Blocks that are cut off a file are named in logical messages of no
+//! database with the prefix `loosekv`, for `pg_rewind` alone: replay does nothing at them.
+//!
+//! Redo works on one page, is idempotent by the page's LSN, and changes nothing in shared memory (I19), but that the tables of a
+//! dropped database are forgotten there. A record that does not fit its page stops recovery, as PostgreSQL's own do.
 
 use crate::host::buffer::RawPage;
 use crate::host::log_head::LogHead;
