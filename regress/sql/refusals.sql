@@ -125,6 +125,12 @@ RESET client_min_messages;
 SELECT count(*), count(DISTINCT v) FROM pending;
 DROP TABLE parent, pending;
 DROP DOMAIN whole;
+-- a key that goes at commit, when nobody is told any more
+BEGIN;
+CREATE TEMP TABLE going (x int) ON COMMIT DROP;
+CREATE TABLE staying (c going, k int GENERATED ALWAYS AS ((c).x) STORED PRIMARY KEY) USING loosekv;
+COMMIT;
+SELECT to_regclass('staying') IS NULL;
 -- all of it still works
 INSERT INTO t VALUES (3, 3);
 UPDATE t SET k = 4 WHERE k = 3;

@@ -206,3 +206,32 @@ ROLLBACK TO b;
 INSERT INTO e5 VALUES (2, 'one');
 INSERT INTO e5 VALUES (1, 'one');
 ROLLBACK;
+
+-- Keys over what goes when its session ends.
+CREATE DOMAIN pg_temp.passing AS int;
+CREATE COLLATION pg_temp.passing FROM "C";
+CREATE TABLE passing (v text, k pg_temp.passing PRIMARY KEY, n int);
+CREATE TABLE passing_too (k text COLLATE pg_temp.passing, n int, PRIMARY KEY (n, k));
+CREATE INDEX passing_n ON passing ((n + 1)) WHERE v > 'v1';
+INSERT INTO passing SELECT 'v' || i, i, -i FROM generate_series(1, 5) i;
+INSERT INTO passing_too SELECT 'k' || i, i % 3 FROM generate_series(1, 5) i;
+SELECT set_config('application_name', 'passing', false);
+\set QUIET on
+\c
+\set QUIET off
+DO $$ BEGIN
+    WHILE EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'passing' AND datname = current_database()) LOOP
+        PERFORM pg_sleep(0.01);
+        PERFORM pg_stat_clear_snapshot();
+    END LOOP;
+END $$;
+SELECT * FROM passing ORDER BY v;
+SELECT * FROM passing_too ORDER BY n;
+INSERT INTO passing VALUES ('v2', 7), ('v2', 7);
+SELECT * FROM passing WHERE n + 1 = -3 AND v > 'v1';
+ALTER TABLE passing ADD PRIMARY KEY (v);
+CREATE DOMAIN pg_temp.passing AS int;
+CREATE TABLE discarded (k pg_temp.passing PRIMARY KEY, n int);
+INSERT INTO discarded VALUES (1, 1), (2, 2);
+DISCARD TEMP;
+SELECT * FROM discarded ORDER BY n;

@@ -55,6 +55,8 @@ pub fn install() {
 unsafe extern "C-unwind" fn transaction_ended(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     if event != pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT {
         clean_up(event);
+    } else if object_access::commits() {
+        object_access::rewrite_before_commit();
     }
 }
 

@@ -1,8 +1,8 @@
 //! A btree primary key being created on a table of ours becomes an index of ours: its `relam` in pg_class is overwritten in
 //! place, before anybody has opened it. pg_index keeps btree's operator classes.
 //!
-//! When a key is dropped, what its rows look like is noted, and after the statement the table is rewritten without one:
-//! the catalog would no longer tell how to read it.
+//! When a key is dropped, what its rows look like is noted, and after the statement (when a session exits, before it commits that) the
+//! table is rewritten without one: the catalog would no longer tell how to read it.
 
 use super::{databases, publications, utility};
 use crate::codec::key::KeyCodec;
@@ -13,13 +13,16 @@ use crate::table::rekey::{self, Rekeyed};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{Datum, Oid};
 use pgrx::prelude::*;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 
 static mut PREVIOUS: pg_sys::object_access_hook_type = None;
 
 /// Tables that have lost their key in this transaction and were not rewritten yet, and the depth of the statement.
 static KEYLESS: ProcessLocal<RefCell<Vec<(Oid, usize)>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+
+/// The transaction is being committed: tables that are dropped ON COMMIT go after that.
+static COMMITS: ProcessLocal<Cell<bool>> = ProcessLocal::new(Cell::new(false));
 
 pub fn install() {
     // SAFETY: the postmaster is one thread.
@@ -190,6 +193,14 @@ unsafe extern "C-unwind" fn dropped(relid: Oid) {
             return;
         }
         if catalog::is_our_table(rel) && catalog::key_index_of(rel) == Some(relid) {
+            // Nobody is called after this. (The tables that go themselves are temporary.)
+            if COMMITS.get() && (*(*rel).rd_rel).relpersistence as u8 != pg_sys::RELPERSISTENCE_TEMP {
+                let name = error::relation_name(rel);
+                error::unsupported(
+                    format!("cannot drop the primary key of loosekv table \"{name}\" at commit"),
+                    "It depends on a temporary table that is dropped ON COMMIT. Drop that table before.",
+                );
+            }
             let format = info::of(rel).codec.key.clone();
             info::note_format(table, catalog::file_of(rel), format);
             KEYLESS.with_borrow_mut(|tables| tables.push((table, utility::depth())));
@@ -227,7 +238,25 @@ pub fn rewrite_keyless() {
     }
 }
 
+/// The transaction is about to commit. True: tables have lost their key outside of any statement.
+pub fn commits() -> bool {
+    COMMITS.set(true);
+    KEYLESS.with_borrow(|tables| !tables.is_empty())
+}
+
+/// What a session leaves behind goes when it exits, and with a temporary domain the key columns of that type: no statement ends then.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn rewrite_before_commit() {
+    // SAFETY: the transaction still runs; indexes that are built again may have expressions, which need a snapshot.
+    unsafe {
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        rewrite_keyless();
+        pg_sys::PopActiveSnapshot();
+    }
+}
+
 /// The transaction is over.
 pub fn forget() {
+    COMMITS.set(false);
     KEYLESS.with_borrow_mut(Vec::clear);
 }
