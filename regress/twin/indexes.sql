@@ -105,3 +105,35 @@ SET enable_seqscan = off;
 SET enable_sort = off;
 SELECT k, xmin::text <> '0' AS xmin, tableoid::regclass FROM g ORDER BY c <-> point(20.3, -20.2) LIMIT 5;
 RESET ALL;
+
+-- Errors of functions, while an index is built, come as they are.
+CREATE FUNCTION fails(x int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+    IF x = 7 THEN
+        RAISE EXCEPTION 'seven' USING ERRCODE = 'ZZ123', DETAIL = 'it is 7', HINT = 'take 8', CONSTRAINT = 'no_seven', COLUMN = 'k';
+    END IF;
+    RETURN x;
+END $$;
+CREATE TABLE failing (k int PRIMARY KEY, v int);
+INSERT INTO failing SELECT i, i % 3 FROM generate_series(1, 20) i;
+CREATE FUNCTION how(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE state text; message text; detail text; hint text; name text; col text;
+BEGIN
+    EXECUTE statement;
+    RETURN 'done';
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT,
+        name = CONSTRAINT_NAME, col = COLUMN_NAME;
+    RETURN concat_ws(', ', state, message, detail, hint, name, col);
+END $$;
+SELECT how('CREATE INDEX ON failing (fails(k))');
+SELECT how('CREATE INDEX ON failing (v) WHERE fails(k) > 3');
+SELECT how('CREATE INDEX ON failing USING hash (fails(k))');
+SELECT how('CREATE INDEX ON failing USING brin (fails(k))');
+SELECT how('CREATE INDEX ON failing (v) WHERE fails(k) <> 7 AND k <> 7');
+SELECT how('CREATE INDEX ON failing (fails(k)) WHERE k <> 7');
+\set VERBOSITY verbose
+\set SHOW_CONTEXT never
+CREATE INDEX CONCURRENTLY failing_k ON failing (fails(k));
+\set VERBOSITY default
+DROP INDEX failing_k;
+SELECT count(*), sum(k) FROM failing WHERE k > 3;

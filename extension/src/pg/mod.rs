@@ -36,6 +36,7 @@ pub mod table_index_build;
 pub mod table_options;
 pub mod table_scan;
 pub mod table_vacuum;
+mod whole_errors;
 pub mod worker;
 pub mod worker_piece;
 pub mod xact;

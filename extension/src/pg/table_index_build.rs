@@ -1,7 +1,8 @@
 //! Building an index over our table: rows fed to the index's own code.
 
+use super::bindings_am::raw;
 use super::owned::Owned;
-use super::{catalog, slots, xact};
+use super::{catalog, slots, whole_errors, xact};
 use crate::table::by_row;
 use crate::table::key_scan::KeyScan;
 use crate::table::mvcc::{self, Standing};
@@ -14,7 +15,7 @@ use pgrx::prelude::*;
 use std::ffi::c_void;
 use std::ops::Bound;
 
-/// To be called inside a guard.
+/// To be called where an ERROR goes on whole.
 mod unguarded {
     use pgrx::pg_sys;
 
@@ -60,10 +61,10 @@ impl Evaluation {
     /// The index's columns for the row in the slot; `None`: the predicate leaves the row out.
     unsafe fn columns(&mut self) -> Option<Columns> {
         // SAFETY: the slot holds a row.
-        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| self.form_columns()) }
+        unsafe { whole_errors::run(|| self.form_columns()) }
     }
 
-    /// The same. To be called inside a guard.
+    /// The same. To be called where an ERROR goes on whole.
     ///
     /// # Safety
     /// Raises ERROR by longjmp: the caller's frames own nothing, up to the guard.
@@ -104,7 +105,7 @@ impl Default for Columns {
     }
 }
 
-/// ExecQual. To be called inside a guard.
+/// ExecQual. To be called where an ERROR goes on whole.
 unsafe fn qual(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext) -> bool {
     // SAFETY: a prepared expression has its function; evaluated in the context's own memory.
     unsafe {
@@ -117,7 +118,25 @@ unsafe fn qual(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext)
     }
 }
 
-#[pg_guard]
+/// What the access method's function is given.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Range {
+    table: Relation,
+    index: Relation,
+    info: *mut IndexInfo,
+    any_visible: bool,
+    start: BlockNumber,
+    blocks: BlockNumber,
+    callback: pg_sys::IndexBuildCallback,
+    callback_state: *mut c_void,
+    scan: TableScanDesc,
+}
+
+/// Feeds rows to the index. Not guarded: errors of functions go on whole.
+///
+/// # Safety
+/// Called by PostgreSQL as its table access methods are.
 #[allow(clippy::too_many_arguments)]
 pub unsafe extern "C-unwind" fn build_range_scan(
     table: Relation,
@@ -132,8 +151,23 @@ pub unsafe extern "C-unwind" fn build_range_scan(
     callback_state: *mut c_void,
     scan: TableScanDesc,
 ) -> f64 {
-    // SAFETY: PostgreSQL's pointers; the tables stay open during the call.
+    let range = Range { table, index, info, any_visible, start, blocks, callback, callback_state, scan };
+    // SAFETY: PostgreSQL's pointers; this frame has nothing to drop.
     unsafe {
+        let rows = build_range(&range);
+        if rows < 0.0 {
+            raw::pg_re_throw();
+        }
+        rows
+    }
+}
+
+/// The number of rows. Negative: an ERROR waits to go on.
+#[pg_guard]
+unsafe extern "C-unwind" fn build_range(range: &Range) -> f64 {
+    let Range { table, index, info, any_visible, start, blocks, callback, callback_state, scan } = *range;
+    // SAFETY: PostgreSQL's pointers; the tables stay open during the call.
+    let rows = whole_errors::catch(|| unsafe {
         let mut feed = Feed { index, callback, callback_state, rows: 0.0 };
         let mut evaluation = Evaluation::begin(table, info);
         if !scan.is_null() {
@@ -147,7 +181,8 @@ pub unsafe extern "C-unwind" fn build_range_scan(
         }
         evaluation.end();
         feed.rows
-    }
+    });
+    rows.unwrap_or(-1.0)
 }
 
 /// Whether the index wants rows in the order of their TIDs: it is a BRIN.
@@ -172,7 +207,7 @@ impl Feed {
             let Some(callback) = self.callback else { return };
             let (index, state) = (self.index, self.callback_state);
             let tid = &raw mut (*evaluation.slot).tts_tid;
-            let fed = pg_sys::ffi::pg_guard_ffi_boundary(|| match evaluation.form_columns() {
+            let fed = whole_errors::run(|| match evaluation.form_columns() {
                 Some(mut columns) => {
                     let (values, nulls) = (columns.values.as_mut_ptr(), columns.nulls.as_mut_ptr());
                     callback(index, tid, values, nulls, alive, state);
@@ -392,7 +427,9 @@ fn is_newest(open: &Open, row: &RowBuf) -> bool {
 }
 
 /// CREATE INDEX CONCURRENTLY, second pass: inserts what the snapshot sees and the index does not have.
-#[pg_guard]
+///
+/// # Safety
+/// Called by PostgreSQL as its table access methods are.
 pub unsafe extern "C-unwind" fn validate_scan(
     table: Relation,
     index: Relation,
@@ -400,8 +437,25 @@ pub unsafe extern "C-unwind" fn validate_scan(
     snapshot: pg_sys::Snapshot,
     state: *mut pg_sys::ValidateIndexState,
 ) {
-    // SAFETY: PostgreSQL's pointers; the snapshot is registered.
+    // SAFETY: PostgreSQL's pointers; this frame has nothing to drop.
     unsafe {
+        if !validate(table, index, info, snapshot, state) {
+            raw::pg_re_throw();
+        }
+    }
+}
+
+/// False: an ERROR waits to go on.
+#[pg_guard]
+unsafe extern "C-unwind" fn validate(
+    table: Relation,
+    index: Relation,
+    info: *mut IndexInfo,
+    snapshot: pg_sys::Snapshot,
+    state: *mut pg_sys::ValidateIndexState,
+) -> bool {
+    // SAFETY: PostgreSQL's pointers; the snapshot is registered.
+    let validated = whole_errors::catch(|| unsafe {
         if catalog::is_our_index(index) {
             return;
         }
@@ -432,7 +486,8 @@ pub unsafe extern "C-unwind" fn validate_scan(
         }
         Owned::release(scan);
         evaluation.end();
-    }
+    });
+    validated.is_some()
 }
 
 /// As `itemptr_encode` does it.
