@@ -63,11 +63,13 @@ impl FromStr for KeyPages {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<KeyPages> {
-        match text.trim().to_ascii_lowercase().as_str() {
-            "auto" => Ok(KeyPages::Auto),
-            "on" | "true" | "yes" | "1" => Ok(KeyPages::On),
-            "off" | "false" | "no" | "0" => Ok(KeyPages::Off),
-            _ => Err(Error::Invalid(format!("key_pages = \"{text}\": expected auto, on or off"))),
+        if text.trim().eq_ignore_ascii_case("auto") {
+            return Ok(KeyPages::Auto);
+        }
+        match switch("key_pages", text) {
+            Ok(true) => Ok(KeyPages::On),
+            Ok(false) => Ok(KeyPages::Off),
+            Err(_) => Err(Error::Invalid(format!("key_pages = \"{text}\": expected auto, on or off"))),
         }
     }
 }

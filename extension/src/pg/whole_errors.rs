@@ -21,10 +21,24 @@ struct Waits;
 /// # Safety
 /// Within a call of [`catch`]. What `call` has on its stack has nothing to drop.
 pub unsafe fn run<R>(call: impl FnOnce() -> R) -> R {
-    let mut result = None;
-    // SAFETY: as PG_TRY does it. After a jump the result is not looked at.
+    // SAFETY: by the contract.
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
+        stopped(call).unwrap_or_else(|| {
+            pg_sys::CurrentMemoryContext = context;
+            resume_unwind(Box::new(Waits))
+        })
+    }
+}
+
+/// Runs what may raise an ERROR by longjmp, as PG_TRY does it. `None`: an ERROR waits, in the memory context where it was raised.
+///
+/// # Safety
+/// What `call` has on its stack has nothing to drop. The ERROR is raised again by `pg_re_throw`, or another one in its place.
+pub unsafe fn stopped<R>(call: impl FnOnce() -> R) -> Option<R> {
+    let mut result = None;
+    // SAFETY: the exception stack is put back either way; after a jump the result is not there.
+    unsafe {
         let (stack, callbacks) = (pg_sys::PG_exception_stack, pg_sys::error_context_stack);
         let failed = call_with_sigsetjmp(false, |place| {
             pg_sys::PG_exception_stack = std::ptr::from_ref(place).cast_mut().cast();
@@ -32,13 +46,7 @@ pub unsafe fn run<R>(call: impl FnOnce() -> R) -> R {
             0
         });
         (pg_sys::PG_exception_stack, pg_sys::error_context_stack) = (stack, callbacks);
-        match result {
-            Some(result) if failed == 0 => result,
-            _ => {
-                pg_sys::CurrentMemoryContext = context;
-                resume_unwind(Box::new(Waits))
-            }
-        }
+        result.filter(|_| failed == 0)
     }
 }
 

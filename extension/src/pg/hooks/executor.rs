@@ -13,9 +13,8 @@
 use crate::host::process_local::{later, Later, ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::raw;
 use crate::pg::relam_mask::{self, Phase};
-use crate::pg::{batch, catalog, error, index_ahead, palloc, replacing, table_scan};
+use crate::pg::{batch, catalog, error, index_ahead, palloc, replacing, table_scan, whole_errors};
 use crate::table::{recent, unread};
-use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
 use pgrx::prelude::*;
@@ -98,17 +97,10 @@ unsafe extern "C-unwind" fn finish(query: *mut QueryDesc) {
 /// Runs a statement whose new rows are gathered. Where an error ends it, a row that came before may be a duplicate that nobody has looked
 /// for yet: then that is the error.
 unsafe fn run_gathering(targets: &batch::Targets, run: impl FnOnce()) {
-    // SAFETY: as PG_TRY does it, in a frame with nothing to drop.
+    // SAFETY: a frame with nothing to drop; the ERROR goes on, or another one does.
     unsafe {
         let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
-        let (stack, callbacks) = (pg_sys::PG_exception_stack, pg_sys::error_context_stack);
-        let failed = call_with_sigsetjmp(false, |place| {
-            pg_sys::PG_exception_stack = std::ptr::from_ref(place).cast_mut().cast();
-            run();
-            0
-        });
-        (pg_sys::PG_exception_stack, pg_sys::error_context_stack) = (stack, callbacks);
-        if failed == 0 {
+        if whole_errors::stopped(run).is_some() {
             return;
         }
         if is_of_a_row(raw::geterrcode()) {
