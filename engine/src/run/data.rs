@@ -40,6 +40,7 @@ use crate::error::{Error, Result};
 use crate::page::{CAPACITY, CONTENT};
 use crate::types::{Flags, Head, PageNo, RowId, RowRef, Writer};
 use std::cmp::Ordering;
+use std::ops::Bound;
 
 /// Page flag: the image is compressed.
 pub const COMPRESSED: u16 = 1;
@@ -358,6 +359,22 @@ impl Layout {
             }
         }
         Ok(low)
+    }
+
+    /// So many rows are not beyond the upper end of what is wanted.
+    pub fn end(&self, image: &[u8], upper: Bound<&[u8]>) -> Result<usize> {
+        let (key, included) = match upper {
+            Bound::Unbounded => return Ok(self.rows),
+            Bound::Included(key) => (key, true),
+            Bound::Excluded(key) => (key, false),
+        };
+        let mut end = self.search(image, key)?;
+        if let (true, Ok(wanted)) = (included, self.within_prefix(image, key)) {
+            while end < self.rows && self.suffix(image, end)? == wanted {
+                end += 1;
+            }
+        }
+        Ok(end)
     }
 
     /// The rows whose heads are `head`: mostly one or none, but many when keys differ further back only. All, without heads.

@@ -48,6 +48,8 @@ pub(super) struct Lane {
     rows: usize,
     /// So many of them can be taken: but for the last, if that has not been put together.
     at_hand: usize,
+    /// So many of them are within the scan's bounds; known once this is the only source.
+    end: Option<usize>,
     /// The data page of which the rest tells.
     page: Option<u32>,
     /// No row on the page is a tombstone or a pointer.
@@ -67,15 +69,16 @@ type Limit<'a> = Option<(u64, &'a [u8])>;
 
 impl<H: Host> Sources<H> {
     /// Finds the rows that come next, for a reader that sees what was committed by writers below `sees_below`; `found` is empty
-    /// if the next key has to be looked at in the ordinary way. The rows that were found before are gone.
+    /// if the next key has to be looked at in the ordinary way. The rows that were found before are gone. Whether nothing comes after
+    /// them within the bounds, if that is known.
     pub fn look_ahead(
         &mut self,
         tree: &Tree<'_, H>,
         view: &SuperVersion,
         sees_below: Writer,
-        upper: &Bound<Vec<u8>>,
+        upper: Bound<&[u8]>,
         found: &mut Vec<Found>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         found.reserve(FOUND_AT_ONCE);
         if self.lanes.is_empty() {
             self.lanes.resize_with(self.sources.len(), Lane::default);
@@ -83,26 +86,30 @@ impl<H: Host> Sources<H> {
         let moved = |entry: &Entry| self.lanes.get(entry.source).is_some_and(|lane| lane.moved);
         let asked = |entry: &Entry| !self.is_open(view, sees_below, entry.source);
         if self.heap.first().is_none_or(asked) && !self.heap.iter().any(moved) {
-            return Ok(());
+            return Ok(false);
         }
         loop {
             self.catch_up(tree, view)?;
-            self.open_lanes(tree, view, sees_below)?;
-            let upper = match upper {
-                Bound::Included(key) | Bound::Excluded(key) => Some((self.words.word(key), key.as_slice())),
-                Bound::Unbounded => None,
-            };
+            self.open_lanes(tree, view, sees_below, upper)?;
             let Sources { sources, heap, lanes, words, .. } = self;
-            match (heap.as_slice(), limit(sources, heap, lanes, view, upper)) {
-                ([only], None) => match (sources.get(only.source), lanes.get_mut(only.source)) {
+            let is_last = match heap.as_slice() {
+                [only] => match (sources.get(only.source), lanes.get_mut(only.source)) {
                     (Some(source), Some(lane)) if lane.open => lane.take_all(source, only.source, found)?,
-                    _ => return Ok(()),
+                    _ => return Ok(false),
                 },
-                (_, limit) => merge(sources, heap, lanes, view, words, limit, found)?,
-            }
+                _ => {
+                    let upper = match upper {
+                        Bound::Included(key) | Bound::Excluded(key) => Some((words.word(key), key)),
+                        Bound::Unbounded => None,
+                    };
+                    let limit = limit(sources, heap, lanes, view, upper);
+                    merge(sources, heap, lanes, view, words, limit, found)?;
+                    false
+                }
+            };
             let ended = |entry: &Entry| self.lanes.get(entry.source).is_some_and(Lane::has_ended);
-            if !found.is_empty() || !self.heap.iter().any(ended) {
-                return Ok(());
+            if is_last || !found.is_empty() || !self.heap.iter().any(ended) {
+                return Ok(is_last);
             }
         }
     }
@@ -174,7 +181,14 @@ impl<H: Host> Sources<H> {
     }
 
     /// Finds out which sources need no asking, and looks at the pages where their cursors stand.
-    fn open_lanes(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, sees_below: Writer) -> Result<()> {
+    fn open_lanes(
+        &mut self,
+        tree: &Tree<'_, H>,
+        view: &SuperVersion,
+        sees_below: Writer,
+        upper: Bound<&[u8]>,
+    ) -> Result<()> {
+        let alone = self.heap.len() == 1;
         for entry in &self.heap {
             let open = self.is_open(view, sees_below, entry.source);
             let Some(lane) = self.lanes.get_mut(entry.source) else { continue };
@@ -188,12 +202,17 @@ impl<H: Host> Sources<H> {
                 layout.check_rows(image)?;
                 (lane.page, lane.rows, lane.plain) = (Some(index), layout.rows(), layout.all_have(Flags::default()));
                 lane.words.clear();
-                lane.words.reserve(lane.rows);
+                lane.end = None;
             }
+            let end = match (alone, lane.end) {
+                (true, None) => layout.end(image, upper)?,
+                (_, known) => known.unwrap_or(lane.rows),
+            };
+            lane.end = alone.then_some(end);
             if !lane.moved {
                 lane.next = row;
             }
-            if lane.next + 1 >= lane.rows || self.heap.len() == 1 {
+            if lane.next + 1 >= lane.rows || (alone && end == lane.rows) {
                 cursor.join(&desc.run(), &Pages(&tree.host))?;
             }
             lane.at_hand = cursor.rows_at_hand();
@@ -217,6 +236,7 @@ impl Lane {
     fn fill_words<H: Host>(&mut self, source: &Source<H>, words: &Words) {
         let Source::Run { cursor, .. } = source else { return };
         if let (true, Some((_, layout, image, _))) = (self.words.len() <= self.next, cursor.window()) {
+            self.words.reserve(self.rows.saturating_sub(self.words.len()));
             // Each row is a line of cache to fetch, and of a run that has few of the rows few are wanted.
             let end = if self.once { self.rows.min(self.next + WORDS_AT_ONCE) } else { self.rows };
             self.words.resize(self.next, 0);
@@ -246,22 +266,24 @@ impl Lane {
         Ok(true)
     }
 
-    /// The only source left: the rest of its page.
-    fn take_all<H: Host>(&mut self, source: &Source<H>, number: usize, found: &mut Vec<Found>) -> Result<()> {
-        let Source::Run { cursor, .. } = source else { return Ok(()) };
-        let Some((_, layout, image, _)) = cursor.window() else { return Ok(()) };
+    /// The only source left: the rest of its page, within the bounds. Whether those end there.
+    fn take_all<H: Host>(&mut self, source: &Source<H>, number: usize, found: &mut Vec<Found>) -> Result<bool> {
+        let Source::Run { cursor, .. } = source else { return Ok(false) };
+        let Some((_, layout, image, _)) = cursor.window() else { return Ok(false) };
+        let end = self.end.unwrap_or(self.rows);
         if self.once && self.plain {
             let source = number as u16;
-            found.extend((self.next..self.at_hand).map(|row| Found { source, row: row as u16 }));
-            (self.moved, self.next) = (true, self.at_hand);
+            let stop = self.at_hand.min(end);
+            found.extend((self.next..stop).map(|row| Found { source, row: row as u16 }));
+            (self.moved, self.next) = (true, stop.max(self.next));
         }
-        while self.next < self.rows && self.take((layout, image), number, found) {
+        while self.next < end && self.take((layout, image), number, found) {
             self.next += 1;
-            while !self.once && self.next < self.rows && layout.is_same_key(image, self.next - 1, self.next)? {
+            while !self.once && self.next < end && layout.is_same_key(image, self.next - 1, self.next)? {
                 self.next += 1;
             }
         }
-        Ok(())
+        Ok(self.next >= end && end < self.rows)
     }
 
     /// Takes the row at `next`. False: its body is elsewhere, or not at hand.

@@ -170,7 +170,7 @@ impl<H: Host> Tree<'_, H> {
     fn holds_aborted(&self, view: &SuperVersion, at: usize) -> Result<bool> {
         let mut horizon = self.host.horizon();
         let mut sources = Sources::new(view, false, at..at + 1, Direction::Forward);
-        sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
+        sources.seek(self, view, (Bound::Unbounded, Bound::Unbounded), Direction::Forward)?;
         let mut rows = 0;
         while sources.key(view).is_some() {
             sources.open_top(self, view)?;
@@ -319,7 +319,7 @@ impl<H: Host> Tree<'_, H> {
             writer.make_slices();
         }
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
-        sources.seek(self, view, Bound::Unbounded, Direction::Forward)?;
+        sources.seek(self, view, (Bound::Unbounded, Bound::Unbounded), Direction::Forward)?;
         let mut retention = Retention::default();
         let all: u64 = view.runs.get(job.runs.clone()).unwrap_or_default().iter().map(|run| run.shape.rows).sum();
         self.host.at_work(Work::Merge, 0, all);

@@ -75,7 +75,7 @@ impl<H: Host> Guide<H> {
         direction: Direction,
     ) -> Result<Option<Guide<H>>> {
         let mut memtables = Sources::new(view, true, 0..0, direction);
-        memtables.seek(tree, view, from, direction)?;
+        memtables.seek(tree, view, (from, Bound::Unbounded), direction)?;
         let cursors = (0..view.runs.len()).map(|_| None).collect();
         let more = Some(from.map(<[u8]>::to_vec));
         let chunk = KeyChunk::default();

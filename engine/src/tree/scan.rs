@@ -10,7 +10,7 @@ use crate::tree::ahead::Found;
 use crate::tree::barren::Walk;
 use crate::tree::guide::{Guide, Step};
 use crate::tree::shared::WORTH_TELLING;
-use crate::tree::sources::Sources;
+use crate::tree::sources::{beyond, met, Sources};
 use crate::tree::version::{Pinned, SuperVersion};
 use crate::tree::{Direction, Hint, Observed, Tree};
 use crate::types::{Flags, Head, RowBuf, RowRef, Verdict, Writer};
@@ -24,7 +24,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const GUIDED_KEYS_A_RUN: usize = 4;
 /// The least and the most of them.
 const GUIDED_KEYS: (usize, usize) = if cfg!(test) { (8, 32) } else { (16, 256) };
-/// Keys from which on a merge of several sources looks ahead: who wants but the first is spared a look at those that follow.
+/// Keys from which on a merge of several sources looks ahead: who wants but the first is spared a look at those that follow. With one
+/// source it does so from the second on.
 const AHEAD_FROM: u32 = 2;
 /// Steps between two looks whether its superversion keeps memtables in memory.
 const STEPS_A_LOOK: u32 = if cfg!(test) { 9 } else { 64 };
@@ -99,9 +100,10 @@ pub struct Cursor<H: Host> {
     /// See [`crate::tree::barren`]: proposals before it was pinned; the walk from its beginning, as long as all keys are dead.
     begun: u64,
     walk: Option<Walk>,
-    /// Rows that the merge has found ahead, and how many of them the scan has come by.
+    /// Rows that the merge has found ahead, how many of them the scan has come by, and whether they are the last within its bounds.
     stretch: Vec<Found>,
     passed: usize,
+    is_last: bool,
     /// The key of the row found last, in one piece, if somebody has asked for it.
     whole_key: OnceCell<Vec<u8>>,
     /// The reader's, see [`Cursor::next_in_place`]; 0: it has to be asked about every row.
@@ -141,6 +143,7 @@ impl<H: Host> Cursor<H> {
             walk: None,
             stretch: Vec::new(),
             passed: 0,
+            is_last: false,
             whole_key: OnceCell::new(),
             sees_below: Writer(0),
         }
@@ -310,6 +313,7 @@ impl<H: Host> Cursor<H> {
         self.standing = Standing::Nowhere;
         self.stretch.clear();
         self.passed = 0;
+        self.is_last = false;
     }
 
     /// The key that was found last, if nothing has happened since.
@@ -372,7 +376,12 @@ impl<H: Host> Cursor<H> {
     /// Lets the merge go ahead, and takes the first of the rows that it finds. False: there are none; if the scan was at a row of the
     /// merge, the next key is on top now.
     fn look_ahead(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
-        let long = self.keys >= AHEAD_FROM || self.run.is_some();
+        if self.is_last && matches!(self.at, Place::Ahead) {
+            self.leave(Place::End);
+            return Ok(false);
+        }
+        let alone = matches!(&self.way, Way::Merged(sources) if sources.heap.len() == 1);
+        let long = self.keys >= AHEAD_FROM || alone || self.run.is_some();
         let may = long && self.sees_below.0 > 0 && self.direction == Direction::Forward && self.walk.is_none();
         let (true, Way::Merged(sources)) = (may || matches!(self.at, Place::Ahead), &mut self.way) else {
             return Ok(false);
@@ -392,19 +401,28 @@ impl<H: Host> Cursor<H> {
             _ => sources.leave_key(tree, &self.view),
         };
         let result = result.and_then(|()| match may {
-            true => sources.look_ahead(tree, &self.view, self.sees_below, &self.upper, &mut self.stretch),
-            false => Ok(()),
+            true => sources.look_ahead(tree, &self.view, self.sees_below, bound(&self.upper), &mut self.stretch),
+            false => Ok(false),
         });
-        let result = result.and_then(|()| match self.stretch.is_empty() {
-            true => sources.stand(tree, &self.view),
-            false => Ok(()),
+        let result = result.and_then(|is_last| {
+            if self.stretch.is_empty() && !is_last {
+                sources.stand(tree, &self.view)?;
+            }
+            Ok(is_last)
         });
-        if let Err(failed) = result {
-            let key = std::mem::take(&mut self.key);
-            self.leave(Place::Key(Bound::Excluded(key)));
-            return Err(failed);
+        match result {
+            Ok(is_last) => self.is_last = is_last,
+            Err(failed) => {
+                let key = std::mem::take(&mut self.key);
+                self.leave(Place::Key(Bound::Excluded(key)));
+                return Err(failed);
+            }
         }
-        self.at = if self.stretch.is_empty() { Place::Next } else { Place::Ahead };
+        match (self.stretch.is_empty(), self.is_last) {
+            (false, _) => self.at = Place::Ahead,
+            (true, false) => self.at = Place::Next,
+            (true, true) => self.leave(Place::End),
+        }
         Ok(self.step())
     }
 
@@ -412,10 +430,8 @@ impl<H: Host> Cursor<H> {
         while self.find_way(tree)? {
             let Cursor { way, view, run, lower, upper, direction, at, key, row, .. } = self;
             let quiet = run.is_some_and(|run| run > 0);
-            let within = |key: &[u8]| match direction {
-                Direction::Forward => !beyond(key, upper, *direction),
-                Direction::Backward => !beyond(key, lower, *direction),
-            };
+            let to = bound(if *direction == Direction::Forward { upper } else { lower });
+            let within = |key: &[u8]| !beyond(key, to, *direction);
             let mut flags = Flags::default();
             let (mut shown, mut writer) = (0u32, Writer(0));
             let mut choose = |head: &Head, hint: &Hint<'_>| {
@@ -557,13 +573,15 @@ impl<H: Host> Cursor<H> {
                 tree.shared.counters.merged_scans.fetch_add(1, Relaxed);
                 tree.host.saw(Saw::MergedScan, 1);
             }
+            let to = bound(if self.direction == Direction::Forward { &self.upper } else { &self.lower });
             let runs = self.run.map_or(0..self.view.runs.len(), |run| run..run + 1);
+            let runs: Vec<usize> = met(&self.view, runs, (from, to), self.direction).collect();
             tree.host.saw(Saw::Run, runs.len() as u64);
-            let mut sources = Box::new(Sources::new(&self.view, true, runs, self.direction));
+            let mut sources = Box::new(Sources::new(&self.view, true, runs.iter().copied(), self.direction));
             sources.scan_of = Some(tree.shared.storage_id());
             sources.words.narrow(&self.lower, &self.upper);
             sources.adopt(near);
-            sources.seek(tree, &self.view, from, self.direction)?;
+            sources.seek(tree, &self.view, (from, to), self.direction)?;
             self.way = Way::Merged(sources);
         }
         Ok(true)
@@ -604,17 +622,6 @@ fn next_merged<H: Host>(
     }
     sources.copy(tree, view, buffer)?;
     Ok(Step::Key(Standing::Buffer))
-}
-
-/// Whether `key` lies beyond `end` in this direction.
-fn beyond(key: &[u8], end: &Bound<Vec<u8>>, direction: Direction) -> bool {
-    match (end, direction) {
-        (Bound::Unbounded, _) => false,
-        (Bound::Included(end), Direction::Forward) => key > end.as_slice(),
-        (Bound::Excluded(end), Direction::Forward) => key >= end.as_slice(),
-        (Bound::Included(end), Direction::Backward) => key < end.as_slice(),
-        (Bound::Excluded(end), Direction::Backward) => key <= end.as_slice(),
-    }
 }
 
 pub(super) fn bound(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {

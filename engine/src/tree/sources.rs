@@ -21,7 +21,7 @@ use crate::tree::words::Words;
 use crate::tree::{Direction, Hint, Tree};
 use crate::types::{Head, RowBuf, RowRef};
 use std::cmp::Ordering;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 /// Where one source stands.
 pub(super) enum Source<H: Host> {
@@ -60,8 +60,13 @@ pub(super) struct Sources<H: Host> {
 }
 
 impl<H: Host> Sources<H> {
-    /// The memtables of `view` (all, or none for a merge of runs) and the runs in `runs`.
-    pub fn new(view: &SuperVersion, memtables: bool, runs: std::ops::Range<usize>, direction: Direction) -> Sources<H> {
+    /// The memtables of `view` (all, or none for a merge of runs) and these runs.
+    pub fn new(
+        view: &SuperVersion,
+        memtables: bool,
+        runs: impl Iterator<Item = usize> + Clone,
+        direction: Direction,
+    ) -> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
         let tables = (0..count).map(|at| Source::Memtable { at, node: None });
         let words = Words::of_runs(view, runs.clone());
@@ -88,12 +93,13 @@ impl<H: Host> Sources<H> {
         }
     }
 
-    /// Puts every source on its first key at or beyond `from`, in the direction given. The top is to be opened before it is looked at.
+    /// Puts every source on its first key at or beyond `from`, in the direction given; those of which it lies beyond `to` are out of the
+    /// merge. The top is to be opened before it is looked at.
     pub fn seek(
         &mut self,
         tree: &Tree<'_, H>,
         view: &SuperVersion,
-        from: Bound<&[u8]>,
+        (from, to): (Bound<&[u8]>, Bound<&[u8]>),
         direction: Direction,
     ) -> Result<()> {
         self.direction = direction;
@@ -102,7 +108,7 @@ impl<H: Host> Sources<H> {
         self.approach(tree, view, from)?;
         for (at, source) in self.sources.iter_mut().enumerate() {
             source.seek(tree, view, from, direction)?;
-            if let Some(key) = source.key(view) {
+            if let Some(key) = source.key(view).filter(|key| !beyond(key, to, direction)) {
                 self.heap.push(Entry { word: self.words.word(key), source: at });
             }
         }
@@ -351,6 +357,34 @@ fn side(run: &RunDesc, from: Bound<&[u8]>, direction: Direction) -> Side {
         (_, Ordering::Less) => Side::Behind,
         (_, Ordering::Equal) if !included => Side::Behind,
         _ => Side::Around,
+    }
+}
+
+/// Those of the runs that a scan meets on its way from `from` to `to`.
+pub(super) fn met<'a>(
+    view: &'a SuperVersion,
+    runs: Range<usize>,
+    (from, to): (Bound<&'a [u8]>, Bound<&'a [u8]>),
+    direction: Direction,
+) -> impl Iterator<Item = usize> + 'a {
+    let back = match direction {
+        Direction::Forward => Direction::Backward,
+        Direction::Backward => Direction::Forward,
+    };
+    let met = move |run: &RunDesc| {
+        !beyond(first_key(run, direction), to, direction) && !beyond(first_key(run, back), from, back)
+    };
+    runs.filter(move |at| view.runs.get(*at).is_some_and(|run| met(run)))
+}
+
+/// Whether `key` lies beyond `end` in this direction.
+pub(super) fn beyond(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
+    match (end, direction) {
+        (Bound::Unbounded, _) => false,
+        (Bound::Included(end), Direction::Forward) => key > end,
+        (Bound::Excluded(end), Direction::Forward) => key >= end,
+        (Bound::Included(end), Direction::Backward) => key < end,
+        (Bound::Excluded(end), Direction::Backward) => key <= end,
     }
 }
 

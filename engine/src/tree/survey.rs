@@ -46,7 +46,7 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin();
         self.pause(Pause::Pinned);
         let mut sources = Sources::new(&view, true, 0..view.runs.len(), Direction::Forward);
-        sources.seek(self, &view, Bound::Included(from), Direction::Forward)?;
+        sources.seek(self, &view, (Bound::Included(from), Bound::Unbounded), Direction::Forward)?;
         for _ in 0..keys {
             if sources.key(&view).is_none() {
                 return Ok(None);

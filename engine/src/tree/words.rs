@@ -6,7 +6,7 @@
 use crate::run::shared_prefix;
 use crate::tree::version::SuperVersion;
 use std::cmp::Ordering;
-use std::ops::{Bound, Range};
+use std::ops::Bound;
 
 #[derive(Default)]
 pub(super) struct Words {
@@ -16,9 +16,9 @@ pub(super) struct Words {
 
 impl Words {
     /// For the keys of these runs.
-    pub fn of_runs(view: &SuperVersion, runs: Range<usize>) -> Words {
+    pub fn of_runs(view: &SuperVersion, runs: impl Iterator<Item = usize>) -> Words {
         let mut common: Option<&[u8]> = None;
-        for run in view.runs.get(runs).unwrap_or_default() {
+        for run in runs.filter_map(|at| view.runs.get(at)) {
             for key in [run.shape.min_key.as_slice(), run.shape.max_key.as_slice()] {
                 let length = common.map_or(key.len(), |common| shared_prefix(common, key));
                 common = key.get(..length);

@@ -14,6 +14,9 @@ use std::ops::Bound;
 /// At most so many prefixes are made by combining the lists of several columns; one list alone may be longer.
 const MAX_COMBINED: usize = 16_384;
 
+/// Most bounds need no more behind their prefix.
+const BOUND_ROOM: usize = 16;
+
 /// A range of encoded keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Range {
@@ -111,20 +114,64 @@ impl KeyCodec {
         }
         let from = out.len();
         for (i, (key, column)) in keys.iter().zip(self.columns()).enumerate() {
-            let plain = key.sk_flags == 0
-                && key.sk_attno as usize == i + 1
-                && u32::from(key.sk_strategy) == pg_sys::BTEqualStrategyNumber
-                && (column.collation == pg_sys::InvalidOid || key.sk_collation == column.collation);
-            if !plain {
-                return false;
-            }
             // SAFETY: the caller's promise is passed on.
             unsafe {
-                let Place::At(value) = place(column.input_type, key.sk_subtype, key.sk_argument) else { return false };
+                let Some(value) = self.plain(key, i).filter(|_| is_equal(key)) else { return false };
                 column.kind.put(out, value, self.is_last(i));
             }
         }
         out.len() - from <= MAX_KEY
+    }
+
+    /// The next commonest, if this is one: `=` on some of the first columns, in order, and then at most one bound on either side of the
+    /// next. Nothing need be rechecked then; there may be nothing between the bounds.
+    ///
+    /// # Safety
+    /// As for [`KeyCodec::search`].
+    unsafe fn search_range(&self, keys: &[ScanKeyData]) -> Option<Range> {
+        let equal = keys.iter().zip(0..).take_while(|(key, i)| is_equal(key) && key.sk_attno == i + 1).count();
+        let (equal, bounds) = keys.split_at_checked(equal)?;
+        let column = self.columns().get(equal.len()).filter(|column| column.ordered && !self.is_row_id())?;
+        let last = self.is_last(equal.len());
+        let (mut prefix, mut lower, mut upper) = (Vec::new(), None, None);
+        for (i, key) in equal.iter().enumerate() {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { self.columns().get(i)?.kind.put(&mut prefix, self.plain(key, i)?, self.is_last(i)) };
+        }
+        for key in bounds {
+            let strategy = Strategy::from_number(key.sk_strategy).filter(|_| !is_equal(key))?;
+            let mut at = Vec::with_capacity(prefix.len() + BOUND_ROOM);
+            at.extend_from_slice(&prefix);
+            // SAFETY: the caller's promise is passed on.
+            unsafe { column.kind.put(&mut at, self.plain(key, equal.len())?, last) };
+            let (side, bound) = match strategy.is_upper() {
+                true => (&mut upper, upper_bound(at, strategy.is_inclusive(), last)),
+                false => (&mut lower, lower_bound(at, strategy.is_inclusive(), last)),
+            };
+            if side.replace(bound).is_some() {
+                return None;
+            }
+        }
+        let lower = lower.unwrap_or_else(|| from_prefix(&prefix));
+        let upper = upper.unwrap_or_else(|| to_prefix(&prefix));
+        Some(Range { lower, upper }.within_max_key())
+    }
+
+    /// The value that a scan key compares this column with, if that is one of the column's own type and order.
+    ///
+    /// # Safety
+    /// As for [`KeyCodec::search`].
+    unsafe fn plain(&self, key: &ScanKeyData, column: usize) -> Option<Datum> {
+        let of = self.columns().get(column)?;
+        let in_order = of.collation == pg_sys::InvalidOid || key.sk_collation == of.collation;
+        if key.sk_flags != 0 || key.sk_attno as usize != column + 1 || !in_order {
+            return None;
+        }
+        // SAFETY: the caller's promise is passed on.
+        match unsafe { place(of.input_type, key.sk_subtype, key.sk_argument) } {
+            Place::At(value) => Some(value),
+            _ => None,
+        }
     }
 
     /// Whether [`KeyCodec::search`] and [`KeyCodec::search_point`] take PostgreSQL's memory, but for a moment, for these scan keys.
@@ -142,6 +189,11 @@ impl KeyCodec {
     /// # Safety
     /// The scan keys are as the executor makes them, and their arguments valid. Memory is taken from the current context.
     pub unsafe fn search(&self, keys: &[ScanKeyData]) -> Search {
+        // SAFETY: the caller's promise is passed on.
+        if let Some(range) = unsafe { self.search_range(keys) } {
+            let ranges = if range.is_empty() { Vec::new() } else { vec![range] };
+            return Search { ranges, decided: vec![true; keys.len()] };
+        }
         let mut limits: Vec<Limits> = self.columns().iter().map(|_| Limits::default()).collect();
         let mut decided = vec![false; keys.len()];
         let mut impossible = false;
@@ -243,6 +295,10 @@ impl KeyCodec {
             }
         }
     }
+}
+
+fn is_equal(key: &ScanKeyData) -> bool {
+    u32::from(key.sk_strategy) == pg_sys::BTEqualStrategyNumber
 }
 
 fn column_of<'a>(codec: &KeyCodec, limits: &'a mut [Limits], attno: i16) -> Option<(usize, &'a mut Limits)> {
@@ -390,24 +446,30 @@ struct Edge {
 
 impl Edge {
     fn lower(&self, prefix: &[u8]) -> Bound<Vec<u8>> {
-        let mut at = [prefix, &self.value].concat();
-        match (self.within, self.whole) {
-            (true, _) => Bound::Included(at),
-            (false, true) => Bound::Excluded(at),
-            (false, false) if to_successor(&mut at) => Bound::Included(at),
-            // Above everything: an encoding of all ones with nothing behind it. No key is longer than this.
-            (false, false) => Bound::Excluded(vec![0xFF; MAX_KEY + 1]),
-        }
+        lower_bound([prefix, &self.value].concat(), self.within, self.whole)
     }
 
     fn upper(&self, prefix: &[u8]) -> Bound<Vec<u8>> {
-        let mut at = [prefix, &self.value].concat();
-        match (self.within, self.whole) {
-            (true, true) => Bound::Included(at),
-            (false, _) => Bound::Excluded(at),
-            (true, false) if to_successor(&mut at) => Bound::Excluded(at),
-            (true, false) => Bound::Unbounded,
-        }
+        upper_bound([prefix, &self.value].concat(), self.within, self.whole)
+    }
+}
+
+fn lower_bound(mut at: Vec<u8>, within: bool, whole: bool) -> Bound<Vec<u8>> {
+    match (within, whole) {
+        (true, _) => Bound::Included(at),
+        (false, true) => Bound::Excluded(at),
+        (false, false) if to_successor(&mut at) => Bound::Included(at),
+        // Above everything: an encoding of all ones with nothing behind it. No key is longer than this.
+        (false, false) => Bound::Excluded(vec![0xFF; MAX_KEY + 1]),
+    }
+}
+
+fn upper_bound(mut at: Vec<u8>, within: bool, whole: bool) -> Bound<Vec<u8>> {
+    match (within, whole) {
+        (true, true) => Bound::Included(at),
+        (false, _) => Bound::Excluded(at),
+        (true, false) if to_successor(&mut at) => Bound::Excluded(at),
+        (true, false) => Bound::Unbounded,
     }
 }
 

@@ -31,7 +31,7 @@ impl<H: Host> Check<'_, '_, '_, H> {
         let (tree, view) = (self.tree, &*self.view);
         let mut index = IndexWalk::new(tree);
         let mut sources = Sources::new(view, true, 0..view.runs.len(), Direction::Forward);
-        sources.seek(tree, view, Bound::Unbounded, Direction::Forward)?;
+        sources.seek(tree, view, (Bound::Unbounded, Bound::Unbounded), Direction::Forward)?;
         let (mut key, mut done, mut doubts) = (Vec::new(), 0, Vec::new());
         let doubt = |doubts: &mut Vec<Vec<u8>>, key: &[u8]| {
             if doubts.len() < MOST_DOUBTS {
