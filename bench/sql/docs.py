@@ -1,4 +1,5 @@
 """docs/performance.md, made of the results of a run (and of a soak)."""
+import glob
 import os
 
 import report
@@ -24,6 +25,20 @@ machine and of earlier code.
 """
 
 
+SECOND_OPINION = """## Second opinion
+
+Clients that others wrote, with the tables they make, in memory ([how](../bench/sql/README.md#second-opinion)).
+
+"""
+
+
+def second_opinion():
+    """What the scripts of that name have printed."""
+    found = sorted(glob.glob(os.path.join(REPOSITORY, "bench", "results", "second-opinion", "*.md")))
+    texts = [open(path).read().rstrip() for path in found]
+    return "\n\n".join([SECOND_OPINION.rstrip(), *texts]) + "\n" if texts else ""
+
+
 def write(results, soak, path):
     label = os.path.basename(results.directory).removeprefix("sql-")
     relative = os.path.relpath(results.directory, REPOSITORY)
@@ -38,6 +53,7 @@ def write(results, soak, path):
     if soak:
         import soak as soak_module
         text += soak_module.text(soak, os.path.relpath(soak.directory, os.path.dirname(path)) + "/")
+    text += second_opinion()
     with open(path, "w") as file:
         file.write(text)
     print(f"wrote {os.path.relpath(path)}")

@@ -108,6 +108,7 @@ SHORT_REGIMES = {
 
 WRITES = ("insert", "insert-100", "upsert", "upsert-100", "update")
 READS = ("get", "get-at", "miss", "any-100", "limit-100")
+BETWEEN = ("between-10", "between-100")
 BY_OTHER = ("by-other-bitmap", "by-other-index")
 SINGLE = ("range", "read-all", "count", "scan", "create-index", "create-index-drawn", "copy-random", "copy-sorted",
           "insert-select")
@@ -134,7 +135,8 @@ COLD_AMOUNTS = replace(
 FAR_AMOUNTS = replace(COLD_AMOUNTS, transactions={"insert-100": 6_000, "upsert": 100_000})
 SHORT_AMOUNTS = Amounts(
     transactions={"insert": 3_000, "insert-100": 100, "upsert": 3_000, "upsert-100": 60, "update": 3_000, "queue": 500,
-                  "nothing": 3_000, "nothing-100": 100, "commit": 3_000, "get": 3_000, "get-at": 3_000, "miss": 3_000, "any-100": 100, "limit-100": 300,
+                  "nothing": 3_000, "nothing-100": 100, "commit": 3_000, "get": 3_000, "get-at": 3_000, "miss": 3_000,
+                  "any-100": 100, "limit-100": 300, "between-10": 1_000,
                   **{f"ycsb-{letter}": 1_500 for letter in "abcdf"}, "ycsb-e": 300},
     seconds=1, mixed_seconds=1, repeats=1, range_rows=5_000, warmup=0.0, patience=60.0, quiet=0.1, quiet_written=0.1, still=0.0)
 
@@ -161,7 +163,7 @@ def long():
     core = _cells(CORE, 2)
     return [
         group(memory, "uuid", 256, "none", 1_000_000, MEMORY_AMOUNTS, _cells(ALL, 2, (1, 8), (1, 8))),
-        group(memory, "bigint-seq", 256, "none", 1_000_000, MEMORY_AMOUNTS, core),
+        group(memory, "bigint-seq", 256, "none", 1_000_000, MEMORY_AMOUNTS, core + _cells(BETWEEN, 2)),
         group(memory, "bigint-random", 256, "none", 1_000_000, MEMORY_AMOUNTS, core),
         group(memory, "text16", 256, "none", 1_000_000, MEMORY_AMOUNTS, core),
         group(memory, "uuid", 100, "none", 1_000_000, MEMORY_AMOUNTS, core),
@@ -178,7 +180,8 @@ def short():
     few = ("load", "get", "limit-100", "upsert-100", "insert-100")
     return [
         Group(memory, "uuid", 256, "none", 20_000, SHORT_AMOUNTS, _cells(ALL, 2)),
-        Group(memory, "bigint-seq", 100, "zstd", 20_000, SHORT_AMOUNTS, (Cell("load"), Cell("insert", 1, "on"), Cell("range"))),
+        Group(memory, "bigint-seq", 100, "zstd", 20_000, SHORT_AMOUNTS,
+              (Cell("load"), Cell("insert", 1, "on"), Cell("range"), Cell("between-10", 1))),
         Group(cold, "uuid", 256, "none", 100_000, replace(SHORT_AMOUNTS, patience=120.0), _cells(few, 2)),
     ]
 

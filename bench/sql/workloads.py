@@ -61,6 +61,9 @@ WORKLOADS = {workload.name: workload for workload in (
     _script("miss", "get, miss"),
     _script("any-100", "= ANY of 100 keys", rows=100),
     _script("limit-100", "ORDER BY k LIMIT 100", unit="statements"),
+    # Where keys are consecutive.
+    _script("between-10", "k BETWEEN, 10 rows", unit="statements"),
+    _script("between-100", "k BETWEEN, 100 rows", unit="statements"),
     Workload("range", "long ordered range", count="range_rows",
              statement=ORDERED.format(where="WHERE k >= key({first}) ", limit=" LIMIT {range_rows}")),
     Workload("read-all", "ordered read of all", count="rows", statement=ORDERED.format(where="", limit="")),

@@ -60,4 +60,4 @@ for workload in c b a f d e; do
         for store in $stores; do measure "YCSB-${workload^^}" "$round" "$store" run "$workload" "operationcount=$OPERATIONS"; done
     done
 done
-table
+table ROWS CLIENTS OPERATIONS

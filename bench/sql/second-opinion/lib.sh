@@ -56,8 +56,14 @@ record() {
     echo "$1 $2 round $3: $(awk "BEGIN { printf \"%.0f /s, %.1f us of CPU\", $4 / $5, $6 / 1000 / $4 }")" >&2
 }
 
-# A Markdown table of the medians, and of the median of the rounds' ratios.
+# table VARIABLE ...: a Markdown table of the medians, and of the median of the rounds' ratios; by a call with these variables.
 table() {
+    local call="ROUNDS=$rounds" variable
+    for variable in "$@"; do call+=" $variable=${!variable}"; done
+    echo "### $(basename "$0" .sh)"
+    echo
+    echo "$(date -I), $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), by \`$call bench/sql/second-opinion/$(basename "$0")\`:"
+    echo
     python3 - "$out/records" <<'PYTHON'
 import statistics
 import sys

@@ -36,4 +36,4 @@ for workload in oltp_point_select oltp_read_only oltp_update_non_index oltp_upda
         done
     done
 done
-table
+table ROWS CLIENTS SECONDS_EACH

@@ -140,6 +140,17 @@ impl<H: Host> Sources<H> {
         Ok(())
     }
 
+    /// Nothing is left but one run, of which nothing has to be asked, and which has one version of each key, and that is a row.
+    pub fn is_one_run_of_rows(&self, view: &SuperVersion, sees_below: Writer) -> bool {
+        let [only] = self.heap.as_slice() else { return false };
+        let run = match self.sources.get(only.source) {
+            Some(Source::Run { at, .. }) => view.runs.get(*at),
+            _ => None,
+        };
+        run.is_some_and(|desc| desc.shape.has_each_key_once() && desc.shape.tombstones == 0)
+            && self.is_open(view, sees_below, only.source)
+    }
+
     /// A run of which nothing has to be asked.
     fn is_open(&self, view: &SuperVersion, sees_below: Writer, source: usize) -> bool {
         match self.sources.get(source) {
@@ -197,8 +208,8 @@ impl<H: Host> Sources<H> {
             let (true, Some(Source::Run { at, cursor, .. })) = (open, source) else { continue };
             let Some((index, layout, image, row)) = cursor.window() else { continue };
             let Some(desc) = view.runs.get(*at) else { continue };
-            if lane.page != Some(index) {
-                cursor.touch_next(&desc.run(), &Pages(&tree.host));
+            let entered = lane.page != Some(index);
+            if entered {
                 layout.check_rows(image)?;
                 (lane.page, lane.rows, lane.plain) = (Some(index), layout.rows(), layout.all_have(Flags::default()));
                 lane.words.clear();
@@ -209,6 +220,9 @@ impl<H: Host> Sources<H> {
                 (_, known) => known.unwrap_or(lane.rows),
             };
             lane.end = alone.then_some(end);
+            if entered && end == lane.rows {
+                cursor.touch_next(&desc.run(), &Pages(&tree.host));
+            }
             if !lane.moved {
                 lane.next = row;
             }

@@ -334,7 +334,11 @@ impl<H: Host> Cursor<H> {
         if self.steps.is_multiple_of(STEPS_A_LOOK) {
             self.keep_up(tree);
         }
-        if matches!(self.at, Place::Found | Place::Ahead) && self.look_ahead(tree)? {
+        let ahead = match self.at {
+            Place::Found | Place::Ahead => self.look_ahead(tree)?,
+            _ => self.begin_ahead(tree)?,
+        };
+        if ahead {
             return Ok(true);
         }
         self.standing = Standing::Nowhere;
@@ -371,6 +375,39 @@ impl<H: Host> Cursor<H> {
             self.leave(Place::Key(Bound::Excluded(key)));
             self.view = Rc::new(current);
         }
+    }
+
+    /// Takes all rows ahead, the first as well, where they come from one run that has nothing else: a scan with an end is mostly read up to
+    /// it. False: there are none, and the scan has not moved.
+    fn begin_ahead(&mut self, tree: &Tree<'_, H>) -> Result<bool> {
+        let begins = matches!(self.way, Way::Fresh) && self.sees_below.0 > 0 && self.direction == Direction::Forward;
+        if !begins || matches!(self.upper, Bound::Unbounded) || !self.find_way(tree)? {
+            return Ok(false);
+        }
+        let Cursor { way: Way::Merged(sources), view, sees_below, upper, stretch, .. } = self else { return Ok(false) };
+        if !sources.is_one_run_of_rows(view, *sees_below) {
+            return Ok(false);
+        }
+        let found = sources.open_top(tree, view);
+        let found = found.and_then(|()| sources.look_ahead(tree, view, *sees_below, bound(upper), stretch));
+        match found {
+            Ok(is_last) => self.is_last = is_last,
+            Err(failed) => {
+                let place = std::mem::replace(&mut self.at, Place::Fresh);
+                self.leave(place);
+                return Err(failed);
+            }
+        }
+        if self.stretch.is_empty() {
+            self.is_last = false;
+            return Ok(false);
+        }
+        if self.walk.is_some() {
+            self.walk_on(tree, false, Writer(0));
+        }
+        self.keys = self.keys.saturating_add(1);
+        (self.at, self.flags) = (Place::Ahead, Flags::default());
+        Ok(self.step())
     }
 
     /// Lets the merge go ahead, and takes the first of the rows that it finds. False: there are none; if the scan was at a row of the

@@ -37,6 +37,8 @@ const ALONE: i32 = pg_sys::AccessExclusiveLock as i32;
 const PROBE: i32 = pg_sys::RowShareLock as i32;
 /// Between two looks, during a merge, whether somebody waits for the table, and other tables have something to flush.
 const LOOK: Duration = Duration::from_millis(20);
+/// Pages between two looks at the clock, of which there are some for each key that a merge removes.
+const PAGES_A_CLOCK: u32 = 16;
 /// The same failure of the same table is logged again after this time.
 const LOG_AGAIN: Duration = Duration::from_secs(3600);
 
@@ -50,6 +52,8 @@ struct Current {
     table: FileKey,
     relid: Oid,
     looked: Duration,
+    /// Pages since the last look at the clock.
+    pages: u32,
     /// Somebody waits for the table.
     gives_way: bool,
 }
@@ -217,7 +221,8 @@ fn work_on(table: FileKey, task: Task) -> Ended {
     // Looking at the catalog has left a snapshot behind, and vacuum would have to heed it.
     forget_snapshot();
     if !matches!(task, Task::Flush | Task::Trim) {
-        CURRENT.set(Some(Current { table, relid: locked.relid, looked: worker::elapsed(), gives_way: false }));
+        let looked = worker::elapsed();
+        CURRENT.set(Some(Current { table, relid: locked.relid, looked, pages: 0, gives_way: false }));
     }
     match with_table(&locked, task, &name) {
         Ok(Some(done)) => Ended::Well(done),
@@ -302,13 +307,15 @@ pub fn between_pages() -> Result<()> {
 }
 
 fn look_around(current: Current) -> Result<()> {
-    if worker::elapsed() < current.looked + LOOK {
+    let pages = (current.pages + 1) % PAGES_A_CLOCK;
+    if pages > 0 || worker::elapsed() < current.looked + LOOK {
+        CURRENT.set(Some(Current { pages, ..current }));
         return Ok(());
     }
     // Looking may take locks and read pages, and is not to look around itself.
     CURRENT.set(None);
     let gives_way = worker::is_stopped() || somebody_waits(current.relid) || !flush_others(current.table)?;
-    CURRENT.set(Some(Current { looked: worker::elapsed(), gives_way, ..current }));
+    CURRENT.set(Some(Current { looked: worker::elapsed(), pages, gives_way, ..current }));
     if gives_way {
         return Err(Error::Unavailable("the background worker gives way".into()));
     }
