@@ -168,7 +168,16 @@ expect "another key beside a copy" "ERROR:  0A000" "$(refused "$other_key")"
 ask "REINDEX INDEX copied_pkey_ccnew"
 expect "no key beside a copy" "ERROR:  0A000" "$(refused "ALTER TABLE copied DROP CONSTRAINT copied_pkey")"
 expect "rows" "100|1|100" "$(ask "SELECT count(*), min(k), max(k) FROM copied")"
+expect "emptied beside a copy" "1" "$(ask "BEGIN; TRUNCATE copied; INSERT INTO copied VALUES (7, 'v'); SELECT count(*) FROM copied; ROLLBACK")"
 ask "DROP INDEX copied_pkey_ccnew"
+# One that is older than the key: this time it fails when the new one has taken its place, for a transaction, without a snapshot, has the table.
+(echo "BEGIN; LOCK TABLE copied IN ACCESS SHARE MODE;"; sleep 1; echo "COMMIT;") | psql -X -q &
+holder=$!
+soon "another holder" "SELECT count(*) = 1 FROM pg_locks WHERE relation = 'copied'::regclass AND mode = 'AccessShareLock' AND pid <> pg_backend_pid()"
+if PGOPTIONS="-c lock_timeout=100ms" ask "REINDEX INDEX CONCURRENTLY copied_pkey" 2>/dev/null; then echo "REINDEX should have failed" >&2; exit 1; fi
+wait "$holder"
+expect "emptied beside an older copy" "1" "$(ask "BEGIN; TRUNCATE copied; INSERT INTO copied VALUES (7, 'v'); SELECT count(*) FROM copied; ROLLBACK")"
+ask "DROP INDEX copied_pkey_ccold"
 ask "$other_key"
 ask "INSERT INTO copied VALUES (5, 'new')"
 expect "rows by another key" "2|101" "$(ask "SET enable_seqscan = off; SELECT (SELECT count(*) FROM copied WHERE k = 5), count(*) FROM copied")"

@@ -20,12 +20,14 @@ pub struct Counts {
     pub recently_dead: f64,
 }
 
-/// A relation got a new, empty file. Rows are written to it by number until a key is built over them. But when it is the
-/// copy that ALTER TABLE makes of a table with a key, then by that key, which the catalog knows already.
+/// A relation got a new, empty file. Rows are written to it by number until a key is built over them. But when it is a table with a
+/// key that is truncated, or the copy that ALTER TABLE makes of one, then by that key, which the catalog knows already.
 pub fn new_file(rel: pg_sys::Relation, file: u32) {
-    let key = catalog::key_of_rewritten(rel).unwrap_or_else(KeyCodec::row_id);
+    // SAFETY: the relation is open. One that is being made has no index yet, and is not asked for them.
+    let own = unsafe { (*(*rel).rd_rel).relhasindex.then(|| catalog::key_index_of(rel)).flatten() };
+    let key = own.map(catalog::key_codec).or_else(|| catalog::key_of_rewritten(rel));
     // SAFETY: the relation is open.
-    info::note_format(unsafe { (*rel).rd_id }, file, key);
+    info::note_format(unsafe { (*rel).rd_id }, file, key.unwrap_or_else(KeyCodec::row_id));
 }
 
 /// Copies the row versions that somebody may still see, in their order, to a table of the same format, with their writers unless
