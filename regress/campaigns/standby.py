@@ -545,9 +545,12 @@ def promoted(primary, standby, writers, directory, seed):
     names = make_untouched(primary)
     wait_for_replay(primary, standby)
     standby.sql(*[f"SELECT count(*) FROM {name}" for name in names[1:]])
-    told = standby.try_sql("SELECT count(*) FROM fleeting").stderr
-    if "ERROR:  0A000" not in told:
-        raise lib.Failure(f"who reads an unlogged table on a standby is told: {told}")
+    for what in "fleeting", "loosekv.check('fleeting')", "loosekv.runs('fleeting')":
+        told = standby.try_sql(f"SELECT count(*) FROM {what}").stderr
+        if "ERROR:  0A000" not in told:
+            raise lib.Failure(f"who asks for {what}, of an unlogged table on a standby, is told: {told}")
+    if standby.sql("SELECT bool_and(runs IS NULL) FILTER (WHERE tablename = 'fleeting'), count(runs) > 0 FROM loosekv.stats") != "t|t":
+        raise lib.Failure("loosekv.stats on a standby, beside an unlogged table")
     for function in "flush", "compact":
         told = standby.try_sql(f"SELECT loosekv.{function}('l1')").stderr
         if "ERROR:  25006" not in told:

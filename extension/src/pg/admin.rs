@@ -3,6 +3,7 @@
 //! The install script gives them their SQL names. Changing a table's files is its owner's affair; looking at it takes the
 //! right to read it, or to read statistics.
 
+use super::bindings::RecoveryInProgress;
 use super::{catalog, error, sight, startup, table_vacuum};
 use crate::host::PgHost;
 use crate::table::Open;
@@ -28,7 +29,7 @@ pub(super) fn with_table<T>(
 }
 
 /// As [`with_table`] with the least of locks, but never waits for it: `None` while somebody has the table to himself, or is about to,
-/// and when it is gone. For those who watch, and want to hear of the other tables.
+/// when it is gone, and when it is unlogged on a standby. For those who watch, and want to hear of the other tables.
 fn with_table_at_once<T>(
     table: Oid,
     allowed: fn(Oid) -> pg_sys::AclResult::Type,
@@ -44,6 +45,10 @@ fn with_table_at_once<T>(
         let rel = pg_sys::try_relation_open(table, pg_sys::NoLock as i32);
         if rel.is_null() {
             pg_sys::UnlockRelationOid(table, lock as i32);
+            return None;
+        }
+        if catalog::is_our_table(rel) && has_no_file_here(rel) {
+            pg_sys::relation_close(rel, lock as i32);
             return None;
         }
         Some(with_opened(rel, lock, allowed, work))
@@ -80,6 +85,10 @@ unsafe fn with_opened<T>(
             );
         }
         require(allowed((*rel).rd_id), &name);
+        if has_no_file_here(rel) {
+            let refused = "cannot access temporary or unlogged relations during recovery";
+            error::raise(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, refused, None);
+        }
         let result = {
             let open = Open::new(rel);
             work(&open)
@@ -87,6 +96,13 @@ unsafe fn with_opened<T>(
         pg_sys::relation_close(rel, lock as i32);
         result
     }
+}
+
+/// Standbys have nothing but definitions of such tables. (The planner refuses queries over them, but who asks for a table by its oid
+/// does not come by there.)
+unsafe fn has_no_file_here(rel: pg_sys::Relation) -> bool {
+    // SAFETY: the relation is open; plain state of the server.
+    unsafe { (*(*rel).rd_rel).relpersistence as u8 != pg_sys::RELPERSISTENCE_PERMANENT && RecoveryInProgress() }
 }
 
 fn require(right: pg_sys::AclResult::Type, table: &str) {
