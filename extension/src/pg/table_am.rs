@@ -609,10 +609,11 @@ unsafe extern "C-unwind" fn lock_row(
             return TM_Result::TM_Invisible;
         }
         let follow = u32::from(flags) & pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION != 0;
+        let mut wish = Wish { command: cid, mode, policy, newest: false };
         loop {
             // A statement may lock rows of the table that it changes.
             batch::before_look_at(rel, &row.key);
-            match lock_version(&open, &row, cid, mode, policy) {
+            match lock_version(&open, &row, wish) {
                 Locking::Locked => {
                     recent::note(&open, row.as_ref());
                     slots::store(slot, &open, row.as_ref());
@@ -639,6 +640,7 @@ unsafe extern "C-unwind" fn lock_row(
                     }
                     *tid = refusal.tid;
                     failure.traversed = true;
+                    wish.newest = true;
                 }
                 Locking::WouldBlock => return TM_Result::TM_WouldBlock,
             }
@@ -682,18 +684,22 @@ enum Locking {
     WouldBlock,
 }
 
-/// Locks one version of a row, unless it has been replaced.
-fn lock_version(
-    open: &Open,
-    row: &RowBuf,
+/// What lock is wanted, and of which version.
+#[derive(Clone, Copy)]
+struct Wish {
     command: u32,
     mode: LockTupleMode::Type,
     policy: LockWaitPolicy::Type,
-) -> Locking {
+    /// Only of the newest: the one that the snapshot sees was given up, and heap goes to the end of the chain then.
+    newest: bool,
+}
+
+/// Locks one version of a row, unless it has been replaced.
+fn lock_version(open: &Open, row: &RowBuf, wish: Wish) -> Locking {
     let lock = KeyLock::on_row(open, row);
-    let mut line = Line::new(mode, super::xact::is_mine(row.head.writer));
+    let mut line = Line::new(wish.mode, super::xact::is_mine(row.head.writer));
     let locking = loop {
-        match try_to_lock(open, row, command, mode, policy, (&lock, &mut line)) {
+        match try_to_lock(open, row, wish, (&lock, &mut line)) {
             Tried::Done(locking) => break locking,
             // Without holding anything that he may want: he may go on changing the row.
             Tried::Busy(head) => {
@@ -703,7 +709,7 @@ fn lock_version(
         }
     };
     line.leave(&lock);
-    if matches!(locking, Locking::WouldBlock) && policy == LockWaitPolicy::LockWaitError {
+    if matches!(locking, Locking::WouldBlock) && wish.policy == LockWaitPolicy::LockWaitError {
         lock::not_available(open);
     }
     locking
@@ -715,20 +721,14 @@ enum Tried {
     Busy(Head),
 }
 
-fn try_to_lock(
-    open: &Open,
-    row: &RowBuf,
-    command: u32,
-    mode: LockTupleMode::Type,
-    policy: LockWaitPolicy::Type,
-    (lock, line): (&KeyLock, &mut Line),
-) -> Tried {
+fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &mut Line)) -> Tried {
+    let Wish { command, mode, policy, .. } = wish;
     let change = Change { command, crosscheck: std::ptr::null_mut(), wait: false, purpose: Purpose::Lock };
     let mut got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
     if got == Got::WouldBlock {
         // What can be said without the lock is said without waiting for it.
         if let Ready::No(refusal) = open.ok(write::prepare(open, row, change)) {
-            if refusal.result != TM_Result::TM_BeingModified && !shares_key(open, row, mode) {
+            if refusal.result != TM_Result::TM_BeingModified && !shares_key(open, row, wish) {
                 return Tried::Done(Locking::No(refusal));
             }
         }
@@ -740,7 +740,7 @@ fn try_to_lock(
             return Tried::Done(Locking::WouldBlock);
         }
     }
-    let tried = lock_taken(open, row, change, mode, policy);
+    let tried = lock_taken(open, row, change, wish);
     if got == Got::Locked {
         match tried {
             Tried::Done(Locking::Locked) => lock.keep(mode),
@@ -751,20 +751,14 @@ fn try_to_lock(
 }
 
 /// With the lock held: is it the row that was meant?
-fn lock_taken(
-    open: &Open,
-    row: &RowBuf,
-    change: Change,
-    mode: LockTupleMode::Type,
-    policy: LockWaitPolicy::Type,
-) -> Tried {
+fn lock_taken(open: &Open, row: &RowBuf, change: Change, wish: Wish) -> Tried {
     loop {
         let refusal = match open.ok(write::prepare(open, row, change)) {
             Ready::Go(_) => return Tried::Done(Locking::Locked),
             Ready::No(refusal) => refusal,
         };
         let replaced = matches!(refusal.result, TM_Result::TM_BeingModified | TM_Result::TM_Updated);
-        if replaced && shares_key(open, row, mode) {
+        if replaced && shares_key(open, row, wish) {
             return Tried::Done(Locking::Locked);
         }
         if refusal.result != TM_Result::TM_BeingModified {
@@ -774,7 +768,7 @@ fn lock_taken(
         let mut newest_row = RowBuf::default();
         let (newest, _) = open.ok(mvcc::newest(open, &row.key, &mut newest_row));
         let Some(newest) = newest.filter(|newest| newest.standing == Standing::InProgress) else { continue };
-        if policy != LockWaitPolicy::LockWaitBlock {
+        if wish.policy != LockWaitPolicy::LockWaitBlock {
             return Tried::Done(Locking::WouldBlock);
         }
         return Tried::Busy(newest.head);
@@ -782,8 +776,8 @@ fn lock_taken(
 }
 
 /// A KEY SHARE lock on an old version of a row is as good as one on the newest, as long as its keys are the same.
-fn shares_key(open: &Open, row: &RowBuf, mode: LockTupleMode::Type) -> bool {
-    mode == LockTupleMode::LockTupleKeyShare && open.ok(write::key_is_as_in(open, row))
+fn shares_key(open: &Open, row: &RowBuf, wish: Wish) -> bool {
+    wish.mode == LockTupleMode::LockTupleKeyShare && !wish.newest && open.ok(write::key_is_as_in(open, row))
 }
 
 /// The catalog's idea of a table has changed.
