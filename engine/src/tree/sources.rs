@@ -93,7 +93,7 @@ impl<H: Host> Sources<H> {
         }
     }
 
-    /// Puts every source on its first key at or beyond `from`, in the direction given; those of which it lies beyond `to` are out of the
+    /// Puts every source on its first key at or beyond `from`, in the direction given; one whose key lies beyond `to` is left out of the
     /// merge. The top is to be opened before it is looked at.
     pub fn seek(
         &mut self,
