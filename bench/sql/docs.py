@@ -23,20 +23,20 @@ Machine and settings are those of one run. Cells of other runs, which each group
 machine and of earlier code.
 
 """
-
-
-SECOND_OPINION = """## Second opinion
+SECOND_OPINION = """\
+## Second opinion
 
 Clients that others wrote, with the tables they make, in memory ([how](../bench/sql/README.md#second-opinion)).
-
 """
 
 
 def second_opinion():
     """What the scripts of that name have printed."""
-    found = sorted(glob.glob(os.path.join(REPOSITORY, "bench", "results", "second-opinion", "*.md")))
-    texts = [open(path).read().rstrip() for path in found]
-    return "\n\n".join([SECOND_OPINION.rstrip(), *texts]) + "\n" if texts else ""
+    text = SECOND_OPINION
+    for path in sorted(glob.glob(os.path.join(REPOSITORY, "bench", "results", "second-opinion", "*.md"))):
+        with open(path) as file:
+            text += "\n" + file.read()
+    return text
 
 
 def write(results, soak, path):

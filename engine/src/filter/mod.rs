@@ -51,7 +51,7 @@ fn word(bytes: &[u8]) -> u64 {
     }
 }
 
-/// The hash of a key. It is part of the format of filters: it never changes.
+/// The hash of a key. It is part of the format of filters: it never changes. Row locks go by it, too: two keys of one hash share theirs.
 ///
 /// Multiply-and-fold over pairs of words, as wyhash does it; the last pair overlaps the one before when the key's
 /// length is not a multiple of sixteen.
@@ -208,6 +208,7 @@ pub fn fuzz_filter(bytes: &[u8]) {
 mod tests {
     use super::*;
     use crate::run::testing::Pages;
+    use std::collections::HashSet;
 
     const KINDS: [FilterKind; 2] = [FilterKind::Bloom, FilterKind::Ribbon];
 
@@ -245,6 +246,25 @@ mod tests {
                 .map(|key| key_hash(key))
                 .collect();
         assert_eq!(found, GOLDEN_HASHES);
+    }
+
+    #[test]
+    fn hashes_of_near_keys_differ() {
+        let hashes: HashSet<u64> = (0u32..100_000).map(|i| key_hash(&i.to_be_bytes()) >> 33).collect();
+        assert!(hashes.len() > 99_990);
+        assert_ne!(key_hash(b"a"), key_hash(b"a\0"));
+    }
+
+    #[test]
+    fn hashes_of_keys_of_unlike_lengths_differ() {
+        let mut keys: Vec<Vec<u8>> = vec![vec![]];
+        for length in 1..=6 {
+            let longer = |key: &Vec<u8>| (0..5).map(|byte| [key.as_slice(), &[byte]].concat()).collect::<Vec<_>>();
+            let all: Vec<Vec<u8>> = keys.iter().filter(|key| key.len() == length - 1).flat_map(longer).collect();
+            keys.extend(all);
+        }
+        let hashes: HashSet<u64> = keys.iter().map(|key| key_hash(key)).collect();
+        assert_eq!(hashes.len(), keys.len());
     }
 
     const GOLDEN_HASHES: [u64; 7] = [

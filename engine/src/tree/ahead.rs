@@ -16,6 +16,7 @@
 
 use crate::error::Result;
 use crate::host::Host;
+use crate::manifest::RunDesc;
 use crate::run::data::Layout;
 use crate::run::Spot;
 use crate::tree::read::Pages;
@@ -143,12 +144,9 @@ impl<H: Host> Sources<H> {
     /// Nothing is left but one run, of which nothing has to be asked, and which has one version of each key, and that is a row.
     pub fn is_one_run_of_rows(&self, view: &SuperVersion, sees_below: Writer) -> bool {
         let [only] = self.heap.as_slice() else { return false };
-        let run = match self.sources.get(only.source) {
-            Some(Source::Run { at, .. }) => view.runs.get(*at),
-            _ => None,
-        };
-        run.is_some_and(|desc| desc.shape.has_each_key_once() && desc.shape.tombstones == 0)
-            && self.is_open(view, sees_below, only.source)
+        let Some(Source::Run { at, .. }) = self.sources.get(only.source) else { return false };
+        let rows = |desc: &RunDesc| desc.shape.has_each_key_once() && desc.shape.tombstones == 0;
+        view.runs.get(*at).is_some_and(|desc| rows(desc)) && self.is_open(view, sees_below, only.source)
     }
 
     /// A run of which nothing has to be asked.

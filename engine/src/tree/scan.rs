@@ -467,7 +467,7 @@ impl<H: Host> Cursor<H> {
         while self.find_way(tree)? {
             let Cursor { way, view, run, lower, upper, direction, at, key, row, .. } = self;
             let quiet = run.is_some_and(|run| run > 0);
-            let to = bound(if *direction == Direction::Forward { upper } else { lower });
+            let to = end(lower, upper, *direction);
             let within = |key: &[u8]| !beyond(key, to, *direction);
             let mut flags = Flags::default();
             let (mut shown, mut writer) = (0u32, Writer(0));
@@ -610,7 +610,7 @@ impl<H: Host> Cursor<H> {
                 tree.shared.counters.merged_scans.fetch_add(1, Relaxed);
                 tree.host.saw(Saw::MergedScan, 1);
             }
-            let to = bound(if self.direction == Direction::Forward { &self.upper } else { &self.lower });
+            let to = end(&self.lower, &self.upper, self.direction);
             let runs = self.run.map_or(0..self.view.runs.len(), |run| run..run + 1);
             let runs: Vec<usize> = met(&self.view, runs, (from, to), self.direction).collect();
             tree.host.saw(Saw::Run, runs.len() as u64);
@@ -659,6 +659,14 @@ fn next_merged<H: Host>(
     }
     sources.copy(tree, view, buffer)?;
     Ok(Step::Key(Standing::Buffer))
+}
+
+/// Where a scan between these bounds ends.
+fn end<'a>(lower: &'a Bound<Vec<u8>>, upper: &'a Bound<Vec<u8>>, direction: Direction) -> Bound<&'a [u8]> {
+    match direction {
+        Direction::Forward => bound(upper),
+        Direction::Backward => bound(lower),
+    }
 }
 
 pub(super) fn bound(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {

@@ -131,7 +131,7 @@ impl KeyCodec {
     unsafe fn search_range(&self, keys: &[ScanKeyData]) -> Option<Range> {
         let equal = keys.iter().zip(0..).take_while(|(key, i)| is_equal(key) && key.sk_attno == i + 1).count();
         let (equal, bounds) = keys.split_at_checked(equal)?;
-        let column = self.columns().get(equal.len()).filter(|column| column.ordered && !self.is_row_id())?;
+        let column = self.columns().get(equal.len()).filter(|column| column.ordered)?;
         let last = self.is_last(equal.len());
         let (mut prefix, mut lower, mut upper) = (Vec::new(), None, None);
         for (i, key) in equal.iter().enumerate() {

@@ -3,9 +3,8 @@
 //! The install script gives them their SQL names. Changing a table's files is its owner's affair; looking at it takes the
 //! right to read it, or to read statistics.
 
-use super::bindings::RecoveryInProgress;
 use super::{catalog, error, sight, startup, table_vacuum};
-use crate::host::PgHost;
+use crate::host::{standby, PgHost};
 use crate::table::Open;
 use loosekv_engine::manifest::RunDesc;
 use loosekv_engine::types::L0Id;
@@ -101,8 +100,9 @@ unsafe fn with_opened<T>(
 /// Standbys have nothing but definitions of such tables. (The planner refuses queries over them, but who asks for a table by its oid
 /// does not come by there.)
 unsafe fn has_no_file_here(rel: pg_sys::Relation) -> bool {
-    // SAFETY: the relation is open; plain state of the server.
-    unsafe { (*(*rel).rd_rel).relpersistence as u8 != pg_sys::RELPERSISTENCE_PERMANENT && RecoveryInProgress() }
+    // SAFETY: the relation is open.
+    let persistence = unsafe { (*(*rel).rd_rel).relpersistence };
+    persistence as u8 != pg_sys::RELPERSISTENCE_PERMANENT && standby::is_standby()
 }
 
 fn require(right: pg_sys::AclResult::Type, table: &str) {

@@ -481,7 +481,7 @@ pub fn others_hold_rows(tag: &Tag, mode: Mode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{conflict, Tag, CHAINS, PARTITIONS};
-    use crate::table::key_hash;
+    use loosekv_engine::filter::key_hash;
     use std::collections::HashMap;
 
     #[test]

@@ -24,7 +24,7 @@ pub fn serializable() -> bool {
 
 /// The page that stands for a key.
 fn page_of(key: &[u8]) -> pg_sys::BlockNumber {
-    (super::super::table::key_hash(key) >> 33) as pg_sys::BlockNumber
+    (loosekv_engine::filter::key_hash(key) >> 33) as pg_sys::BlockNumber
 }
 
 pub fn read_key(rel: pg_sys::Relation, key: &[u8], snapshot: pg_sys::Snapshot) {

@@ -17,10 +17,11 @@
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
 //! locks as well, and if there were prepared transactions when this server started everybody looks for those too.
 
-use super::{key_hash, write, Open};
+use super::{write, Open};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::row_locks::{self, Attempt, Tag};
 use crate::pg::{batch, error, xact};
+use loosekv_engine::filter::key_hash;
 use loosekv_engine::types::{RowBuf, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
