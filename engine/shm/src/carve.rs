@@ -1,4 +1,4 @@
-//! Small objects out of chunks, and how much of each chunk they are.
+//! Small objects out of chunks, or out of larger ones, and how much of each chunk they are.
 //!
 //! ```text
 //!  bump (one a level):   offset / 8 : 32 | bytes left / 8 : 32      where the next objects are cut
@@ -12,7 +12,7 @@
 use crate::chunks::{Level, CHUNK};
 use crate::class;
 use crate::heap::{base_ptr, header};
-use crate::stack::{link, Batch};
+use crate::stack::{link, next, Batch};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -41,6 +41,10 @@ pub(crate) struct ChunkUse {
 impl ChunkUse {
     fn add_objects(&self, bytes: usize) {
         self.cut.fetch_add((bytes / UNIT) as u32, Relaxed);
+    }
+
+    fn take_objects(&self, bytes: usize) {
+        self.cut.fetch_sub((bytes / UNIT) as u32, Relaxed);
     }
 
     fn add_scraps(&self, bytes: usize) {
@@ -72,17 +76,56 @@ pub(crate) fn carve(c: usize, level: Level) -> Option<Batch> {
         Level::Freeing => _ = header.counters.emergencies.fetch_add(1, Relaxed),
         Level::Last => _ = header.counters.last.fetch_add(1, Relaxed),
     }
-    let size = class::size(c);
+    // SAFETY: just carved, so ours.
+    Some(unsafe { made(c, at, count) })
+}
+
+/// The objects of class `c` that memory at this offset has become.
+///
+/// # Safety
+/// It holds so many of them, and is the caller's.
+unsafe fn made(c: usize, at: usize, count: usize) -> Batch {
+    let (header, size) = (header(), class::size(c));
     header.count_carved(c, count);
     header.use_at(at).add_objects(count * size);
     let first = base_ptr().wrapping_add(at);
     for i in 0..count {
         let object = first.wrapping_add(i * size);
         let to = if i + 1 < count { object.wrapping_add(size) } else { ptr::null_mut() };
-        // SAFETY: just carved, so ours.
+        // SAFETY: the caller's promise.
         unsafe { link(object, to) };
     }
-    Some(Batch { first, count: count as u32 })
+    Batch { first, count: count as u32 }
+}
+
+/// Objects of class `c` out of a larger one that is free, of the class that has the most to spare. As long as its pieces are not all
+/// counted its chunk is not cut up completely, and afterwards it is as it was before.
+pub(crate) fn split(c: usize) -> Option<Batch> {
+    let (header, size, align) = (header(), class::size(c), class::align(c));
+    let free = |d: &usize| class::size(*d) * header.stack(*d).objects() as usize;
+    let first = if c == class::COLLECTING { class::smallest(size) } else { c + 1 };
+    let larger =
+        (first..class::COLLECTING).filter(|d| class::size(*d) >= size + align.saturating_sub(class::align(*d)));
+    // What is left over is next to nothing, or of use.
+    let goes_up =
+        |d: &usize| matches!(class::size(*d) % size, left if left >= size / 2 || left <= class::size(*d) / 16);
+    let from = larger.filter(|d| free(d) > 0 && goes_up(d)).max_by_key(free)?;
+    // SAFETY: what central stacks hold is free memory of the class; popped, it is ours, and so are those that are not split.
+    let at = unsafe {
+        let batch = header.stack(from).pop(base_ptr())?;
+        if batch.count > 1 {
+            header.stack(from).push(base_ptr(), Batch { first: next(batch.first), count: batch.count - 1 });
+        }
+        batch.first.addr() - base_ptr().addr()
+    };
+    header.count_uncarved(from, 1);
+    header.use_at(at).take_objects(class::size(from));
+    let (start, end) = (at.next_multiple_of(align), at + class::size(from));
+    let count = ((end - start) / size).min(portion(c));
+    recycle(at, start - at);
+    recycle(start + count * size, end - start - count * size);
+    // SAFETY: within the object that was split, beside what was recycled.
+    Some(unsafe { made(c, start, count) })
 }
 
 /// Offset and number of the objects.
@@ -113,7 +156,7 @@ fn carve_from(level: Level, c: usize) -> Option<(usize, usize)> {
         let count = (CHUNK / size).min(portion(c));
         match bump.0.compare_exchange(now, pack(start + count * size, CHUNK - count * size), Relaxed, Relaxed) {
             Ok(_) => {
-                recycle_tail(at, left);
+                recycle(at, left);
                 return Some((start, count));
             }
             Err(other) => {
@@ -124,14 +167,14 @@ fn carve_from(level: Level, c: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// Cuts what is left of a chunk into objects of smaller classes.
-fn recycle_tail(mut at: usize, mut left: usize) {
+/// Cuts what is left of a chunk, or of an object, into objects of smaller classes.
+fn recycle(mut at: usize, mut left: usize) {
     let header = header();
     while let Some(c) = class::largest_within(at, left) {
         header.count_carved(c, 1);
         header.use_at(at).add_objects(class::size(c));
         let first = base_ptr().wrapping_add(at);
-        // SAFETY: the tail of a chunk that only the winner of the bump's exchange cuts up.
+        // SAFETY: the tail of a chunk that only the winner of the bump's exchange cuts up, or of an object that was popped.
         unsafe {
             link(first, ptr::null_mut());
             header.stack(c).push(base_ptr(), Batch { first, count: 1 });

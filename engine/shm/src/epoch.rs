@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;
 
 /// Bytes of a node of the collector's queue of garbage bags: epoch, 64 deferred functions of 4 words, count, next.
-const BAG: usize = 8 + 64 * 32 + 8 + 8;
+pub const BAG: usize = 8 + 64 * 32 + 8 + 8;
 /// Bytes of what a process registers (a bag, counts, and an epoch on a cache line of its own).
-const PARTICIPANT: usize = 2304;
+pub const PARTICIPANT: usize = 2304;
 
 /// The sizes that pinning, retiring and registering may allocate. A deferred function larger than three words is boxed in
 /// addition to this: its size is the caller's to reserve.

@@ -40,6 +40,16 @@ pub(crate) fn is_overgrown() -> bool {
     header.counters.object_chunks.load(Relaxed) > bound + slack
 }
 
+/// Whether the others have made a sixteenth more into small objects than growth may. What frees something later on, and can be left as
+/// it is for now, takes no more then.
+pub fn is_exceeded() -> bool {
+    if !attached() {
+        return false;
+    }
+    let bound = header().growth.load(Relaxed);
+    header().counters.object_chunks.load(Relaxed) > bound + bound / 16
+}
+
 /// How many bytes blocks can have, those that are taken counted in, as long as small objects get no more chunks. Endless when not
 /// attached.
 pub fn room_for_blocks() -> usize {

@@ -26,13 +26,13 @@
 
 #![allow(clippy::indexing_slicing, reason = "arrays with a place for each class, level and root")]
 
-use crate::carve::{carve, Bump, ChunkUse};
+use crate::carve::{carve, split, Bump, ChunkUse};
 use crate::chunks::{words_for, Chunks, Level, CHUNK};
 use crate::class;
 pub use crate::give_back::heed;
 use crate::give_back::{self, Passes};
 use crate::growth::is_overgrown;
-pub use crate::growth::{growth_left, limit_growth, room_for_blocks};
+pub use crate::growth::{growth_left, is_exceeded, limit_growth, room_for_blocks};
 use crate::reserve;
 use crate::stack::{link, next, Batch, BatchStack};
 use crate::{epoch, latch, scope};
@@ -438,7 +438,10 @@ pub(crate) fn refill(c: usize, level: Level) -> bool {
     let got = loop {
         let passes = header().passes.now();
         // SAFETY: what central stacks hold is free memory of the class.
-        let batch = unsafe { header().central[c].stack.pop(base_ptr()) }.or_else(|| carve(c, level));
+        let batch = unsafe { header().central[c].stack.pop(base_ptr()) };
+        // What is free is cut up before more is taken than growth may take: who frees something would take it as often as growth, which
+        // has had it then, comes back.
+        let batch = batch.or_else(|| carve(c, Level::Growth)).or_else(|| split(c)).or_else(|| carve(c, level));
         match batch {
             Some(batch) => break batch,
             // Somebody may have had in hand what is free.

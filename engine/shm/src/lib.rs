@@ -55,7 +55,7 @@ pub mod vacant;
 pub use alloc::SharedAlloc;
 pub use epoch::{pin, Pin};
 pub use latch::{ExclusiveGuard, RawLatch, SharedGuard, ThreadLatch};
-pub use reserve::{reserve, reserve_all_of_it, reserve_emergency, reserve_growth, Full, Needs};
+pub use reserve::{reserve, reserve_all_of_it, reserve_at_hand, reserve_emergency, reserve_growth, Full, Needs};
 pub use scope::Scope;
 
 /// In debug builds: what is about to be published to other processes must be in the segment, if there is one.

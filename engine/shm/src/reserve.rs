@@ -146,6 +146,19 @@ pub fn reserve_growth(sizes: &[usize]) -> Result<(), Full> {
     reserve_sizes(sizes, Level::Growth, false)
 }
 
+/// As [`reserve_growth`], without collecting garbage for it: for who can do with something else.
+#[inline]
+pub fn reserve_at_hand(sizes: &[usize]) -> Result<(), Full> {
+    let set = sizes.iter().fold(0, |set, &bytes| set | 1 << class::of(bytes));
+    if !heap::attached() || heap::low() & set == 0 {
+        return Ok(());
+    }
+    match Needs(set).classes().all(|c| heap::stock(c, Level::Growth)) {
+        true => Ok(()),
+        false => Err(Full),
+    }
+}
+
 /// As [`reserve`], for operations that end up freeing memory. See [`Needs::reserve_emergency`].
 #[inline]
 pub fn reserve_emergency(sizes: &[usize]) -> Result<(), Full> {

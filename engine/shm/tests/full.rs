@@ -177,7 +177,7 @@ fn a_stuck_pin_ends_in_refusals(mem: *mut u8) {
         }
     }
     loosekv_shm::leave();
-    let (pinned, unpin, refused) = (heap::root(1), heap::root(2), heap::root(3));
+    let (pinned, unpin, refused, attached) = (heap::root(1), heap::root(2), heap::root(3), heap::root(4));
     let sleeper = fork(|| {
         let pin = loosekv_shm::pin();
         pinned.store(1, SeqCst);
@@ -193,6 +193,10 @@ fn a_stuck_pin_ends_in_refusals(mem: *mut u8) {
         .map(|c| {
             fork(move || {
                 epoch::attach().expect("room");
+                attached.fetch_add(1, SeqCst);
+                while attached.load(SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
                 // Garbage of its own making, one bag for 64 boxes, until none is left for garbage.
                 while epoch::NEEDS.and(Needs::of(&[16])).reserve_emergency().is_ok() {
                     let boxed = scope::with(|| Box::into_raw(Box::new(c)));
@@ -200,13 +204,13 @@ fn a_stuck_pin_ends_in_refusals(mem: *mut u8) {
                     unsafe { loosekv_shm::pin().retire(boxed) };
                 }
                 let mut j = 0;
-                while j < keys && index.remove(&key(c, j)) == Ok(Some(j)) {
-                    j += 1;
-                }
-                assert!(j < keys, "never refused");
                 for _ in 0..20 {
+                    // What the other one has given up meanwhile may be enough for some.
+                    while j < keys && index.remove(&key(c, j)) == Ok(Some(j)) {
+                        j += 1;
+                    }
+                    assert!(j < keys, "never refused");
                     assert_eq!(index.get(&key(c, j)), Some(j), "reading goes on");
-                    assert!(index.remove(&key(c, j)).is_err());
                     for _ in 0..500 {
                         drop(loosekv_shm::pin());
                     }

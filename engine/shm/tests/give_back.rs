@@ -158,6 +158,30 @@ fn what_one_size_had_serves_others_and_blocks(mem: *mut u8) {
     assert!(heap::stats().scraps < before.size / 100, "{:?}", heap::stats());
 }
 
+/// Free objects whose chunks are in use serve smaller ones, which are as good as any others afterwards.
+fn what_is_free_of_large_objects_serves_small_ones(mem: *mut u8) {
+    create(mem);
+    let large = fill(2048);
+    let (kept, gone): (Vec<_>, Vec<_>) = large.into_iter().enumerate().partition(|(at, _)| at % 5 == 0);
+    let freed = gone.len() * 2048;
+    drop(gone);
+    heap::flush_magazines();
+    let before = heap::stats();
+    let small = fill(480);
+    let now = heap::stats();
+    assert!(small.len() * 480 > freed / 10 * 8, "{} of {freed} bytes, {now:?}", small.len() * 480);
+    assert!(now.free + (32 << 10) >= before.free, "{before:?} {now:?}");
+    assert!(kept.iter().all(|(_, object)| object.iter().all(|word| *word == 2048)));
+    assert!(small.iter().all(|object| object.iter().all(|word| *word == 480)));
+    drop((kept, small));
+    loosekv_shm::leave();
+    std::thread::sleep(Duration::from_millis(100));
+    let blocks = take_blocks(BLOCK);
+    assert!(blocks.len() >= (SEGMENT - EMERGENCY) / BLOCK - 1, "{} blocks, {:?}", blocks.len(), heap::stats());
+    give(blocks, BLOCK);
+    loosekv_shm::leave();
+}
+
 /// Objects that live hold their chunks, and no others.
 fn survivors_stay_what_they_are(mem: *mut u8) {
     create(mem);
@@ -291,6 +315,7 @@ fn main() {
     growth_leaves_room_for_blocks(mem);
     growth_does_not_live_on_what_others_carved(mem);
     what_one_size_had_serves_others_and_blocks(mem);
+    what_is_free_of_large_objects_serves_small_ones(mem);
     survivors_stay_what_they_are(mem);
     a_killed_pass_holds_nobody_up(mem);
     magazines_are_given_up_when_memory_is_short(mem);

@@ -7,10 +7,10 @@
 //! A draft takes its memory from the heap, where that can still be refused; nothing is published before all is there.
 
 use super::key::{IndexKey, INLINE};
-use super::leaf::{weight, Leaf, LeafWriter, OwnLeaf, Shape, DEAD, MOST_KEYS, MOST_WEIGHT};
+use super::leaf::{room, weight, Leaf, LeafWriter, OwnLeaf, Shape, DEAD, MOST_KEYS, MOST_WEIGHT};
 use super::Ahead;
 use crate::filter::key_hash;
-use loosekv_shm::Full;
+use loosekv_shm::{heap, Full};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Most leaves of a plan: so many directory nodes can be reserved at once.
@@ -54,7 +54,9 @@ pub(super) struct Draft {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
     Growth,
-    /// What is built takes the place of something larger: the emergency area may serve it.
+    /// The same, if that is to be had at once.
+    AtHand,
+    /// What is built takes the place of something larger: the emergency area may serve it, unless more than that has been taken already.
     Freeing,
 }
 
@@ -62,9 +64,22 @@ impl For {
     pub(super) fn reserve(self, size: usize) -> Result<(), Full> {
         match self {
             For::Growth => loosekv_shm::reserve_growth(&[size]),
+            For::AtHand => loosekv_shm::reserve_at_hand(&[size]),
+            For::Freeing if heap::is_exceeded() => loosekv_shm::reserve_at_hand(&[size]),
             For::Freeing => loosekv_shm::reserve_emergency(&[size]),
         }
     }
+}
+
+/// How large the leaves of a plan are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sizes {
+    /// All but the last are filled up, since what comes later goes behind them.
+    Full,
+    /// One leaf where all fits, else of many sizes with room for more.
+    Many,
+    /// So many times as many, and smaller ones: the heap may be out of larger objects, and have enough of these.
+    Small(usize),
 }
 
 impl<'p> Plan<'p> {
@@ -120,15 +135,33 @@ impl<'p> Plan<'p> {
         self.keys <= MOST_KEYS && self.weight <= MOST_WEIGHT
     }
 
-    /// Makes the leaves; the last one ends at `high`. `pack`: all but the last are filled up, since what comes later
-    /// goes behind them; else they are of many sizes. `None`: they are too many.
-    pub(super) fn draft(&mut self, high: Option<&[u8]>, pack: bool, purpose: For) -> Result<Option<Vec<Draft>>, Full> {
-        if self.is_small() {
+    /// Makes the leaves as they are wanted, or else smaller ones from what is there of smaller objects.
+    pub(super) fn draft_any(
+        &mut self,
+        high: Option<&[u8]>,
+        sizes: Sizes,
+        purpose: For,
+    ) -> Result<Option<Vec<Draft>>, Full> {
+        let mut drafts = self.draft(high, sizes, purpose);
+        for times in [2, 4] {
+            drafts = drafts.or_else(|_| self.draft(high, Sizes::Small(times), For::AtHand));
+        }
+        drafts
+    }
+
+    /// Makes the leaves; the last one ends at `high`. `None`: they are too many.
+    pub(super) fn draft(
+        &mut self,
+        high: Option<&[u8]>,
+        sizes: Sizes,
+        purpose: For,
+    ) -> Result<Option<Vec<Draft>>, Full> {
+        if self.is_small() && !matches!(sizes, Sizes::Small(_)) {
             let (first, last) = &mut self.edges;
             let leaf = write(&self.parts, high, purpose, first, last)?;
             return Ok(Some(vec![Draft { key: None, key_len: 0, leaf }]));
         }
-        let Cut { parts, ends, .. } = self.cut(pack);
+        let Cut { parts, ends, .. } = self.cut(sizes);
         if ends.len() > MOST_LEAVES {
             return Ok(None);
         }
@@ -156,14 +189,19 @@ impl<'p> Plan<'p> {
     }
 
     /// Cuts the parts where leaves end.
-    fn cut(&mut self, pack: bool) -> Cut<'p> {
+    fn cut(&mut self, sizes: Sizes) -> Cut<'p> {
         let needed = self.keys.div_ceil(MOST_KEYS).max(self.weight.div_ceil(MOST_WEIGHT));
-        let leaves = if pack { needed } else { needed.max((self.keys + FILL / 2) / FILL) };
+        let roomy = needed.max((self.keys + FILL / 2) / FILL);
+        let leaves = match sizes {
+            Sizes::Full => needed,
+            Sizes::Many => roomy,
+            Sizes::Small(times) => times * roomy,
+        };
         edge_key(self.parts.first(), false, &mut self.edges.0);
         let mut cut = Cut {
             total: self.keys,
             leaves,
-            pack,
+            sizes,
             seed: key_hash(&self.edges.0),
             most: 0,
             parts: Vec::with_capacity(self.parts.len() + leaves),
@@ -202,8 +240,7 @@ struct Cut<'p> {
     /// Keys in all, and how many leaves they shall make.
     total: usize,
     leaves: usize,
-    /// All leaves but the last are filled up.
-    pack: bool,
+    sizes: Sizes,
     seed: u64,
     /// Most keys of the leaf that is being filled.
     most: usize,
@@ -220,7 +257,7 @@ impl Cut<'_> {
     /// Most keys of leaf number `nth`. Leaves are not alike in size, for then they would all grow together, and be split
     /// together: what one size has taken from the heap would be free when it is another one that is wanted everywhere.
     fn keys_of(&self, nth: usize) -> usize {
-        if self.pack || nth >= self.leaves {
+        if self.sizes == Sizes::Full || nth >= self.leaves {
             // Large keys make more leaves than there were to be.
             return MOST_KEYS;
         }
@@ -290,7 +327,7 @@ fn write(
     // What the first and the last key share, all share.
     first.truncate(common(first, last));
     let shape = measure(parts, first.len(), high.map(<[u8]>::len));
-    purpose.reserve(shape.size())?;
+    purpose.reserve(room(shape.size()))?;
     let mut writer = LeafWriter::new(shape, first, high);
     for part in parts {
         match *part {

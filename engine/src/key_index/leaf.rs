@@ -18,6 +18,7 @@
 
 use super::LeafSlot;
 use crate::cpu::{prefetch, LINE};
+use loosekv_shm::epoch;
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 use std::mem::{align_of, size_of, MaybeUninit};
@@ -500,9 +501,15 @@ impl LeafWriter {
     }
 }
 
+/// What is taken from the heap for a leaf of so many bytes: none of the objects that are for the collector alone.
+pub(super) const fn room(size: usize) -> usize {
+    size + (size == epoch::BAG || size == epoch::PARTICIPANT) as usize
+}
+
 fn layout(size: usize) -> std::alloc::Layout {
     // The alignment is that of the heap's objects; the size has been given out before, or is that of a leaf.
-    std::alloc::Layout::from_size_align(size, align_of::<u64>()).unwrap_or_else(|_| unreachable!("a leaf is small"))
+    std::alloc::Layout::from_size_align(room(size), align_of::<u64>())
+        .unwrap_or_else(|_| unreachable!("a leaf is small"))
 }
 
 /// Leaves in private memory that nobody uses any more: a list through their blocks, behind the size.

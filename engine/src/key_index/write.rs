@@ -9,7 +9,7 @@
 //! No process but the one that holds the latch changes the directory, replaces a leaf, or stores a value. So what it
 //! has found stays as it is and where it is until it changes that itself, pinned or not; it pins where the directory wants it.
 
-use super::build::{Draft, For, Plan};
+use super::build::{Draft, For, Plan, Sizes};
 use super::key::{IndexKey, Probe, INLINE};
 use super::leaf::{self, Leaf, DEAD, MOST_KEYS, MOST_WEIGHT};
 use super::{Ahead, Full, IndexEntry, KeyIndex, LeafSlot};
@@ -174,7 +174,7 @@ impl<L: RawLatch> KeyIndex<L> {
         let spot = self.spot_of(first);
         let count = spot.leaf.map_or(0, Leaf::count);
         plan.clear();
-        let (mut taken, mut at, mut new, mut before, mut pack) = (0, 0, 0, 0, false);
+        let (mut taken, mut at, mut new, mut before, mut sizes) = (0, 0, 0, 0, Sizes::Many);
         let mut tombstones = 0;
         for (key, entry) in batch.iter().take(BATCH) {
             assert!(key.len() <= MAX_KEY, "a key of {} bytes", key.len());
@@ -191,7 +191,9 @@ impl<L: RawLatch> KeyIndex<L> {
                 Err(place) => {
                     if new == 0 {
                         before = taken;
-                        pack = place == count && spot.high().is_none() && plan.ahead == Ahead::Nothing;
+                        if place == count && spot.high().is_none() && plan.ahead == Ahead::Nothing {
+                            sizes = Sizes::Full;
+                        }
                     }
                     let Some(value) = entry.encode() else {
                         if new > 0 {
@@ -216,7 +218,7 @@ impl<L: RawLatch> KeyIndex<L> {
         if let Some(leaf) = spot.leaf {
             plan.push_old(leaf, at, count);
         }
-        self.install(&spot, plan, pack, budget).ok_or(Refused { before, new })?;
+        self.install(&spot, plan, sizes, budget).ok_or(Refused { before, new })?;
         self.keys.fetch_add(new as u64, Ordering::Release);
         self.tombstones.fetch_add(tombstones, Ordering::Release);
         *inserted += new;
@@ -268,15 +270,15 @@ impl<L: RawLatch> KeyIndex<L> {
 
     /// Makes the leaves of a plan that adds keys, and puts them in the place of the old one. `None`: there is no room,
     /// or they are too many; nothing was changed.
-    fn install(&self, spot: &Spot<'_>, plan: &mut Plan<'_>, pack: bool, budget: &Budget) -> Option<()> {
-        let drafts = plan.draft(spot.high(), pack, For::Growth).ok()??;
+    fn install(&self, spot: &Spot<'_>, plan: &mut Plan<'_>, sizes: Sizes, budget: &Budget) -> Option<()> {
+        let drafts = plan.draft_any(spot.high(), sizes, For::Growth).ok()??;
         let new: u64 = drafts.iter().map(size).sum();
         let old = spot.leaf.map_or(0, |leaf| leaf.size() as u64);
         let used = budget.used.load(Ordering::Relaxed);
         if new > old && used.saturating_add(new - old) > budget.limit.load(Ordering::Relaxed) {
             return None;
         }
-        NODE_NEEDS.reserve_growth().ok()?;
+        needs_of(&drafts).reserve_growth().ok()?;
         self.publish(spot, drafts);
         self.account(budget, new, old);
         Some(())
@@ -328,11 +330,13 @@ impl<L: RawLatch> KeyIndex<L> {
         let mut drafts = Vec::new();
         // An index without keys has no leaf.
         if plan.keys() > 0 || leaf.high().is_some() || spot.low.is_some() {
-            let Ok(Some(made)) = plan.draft(leaf.high(), false, For::Freeing) else { return };
+            // As long as anything else will do nothing is taken that growth may not have: it would be missing elsewhere for long.
+            let made = plan.draft_any(leaf.high(), Sizes::Many, For::AtHand);
+            let Ok(Some(made)) = made.or_else(|_| plan.draft(leaf.high(), Sizes::Many, For::Freeing)) else { return };
             drafts = made;
             new = drafts.iter().map(size).sum();
         }
-        if epoch::NEEDS.reserve_emergency().is_err() {
+        if needs_of(&drafts).reserve_emergency().is_err() {
             return;
         }
         self.publish(spot, drafts);
@@ -355,7 +359,10 @@ impl<L: RawLatch> KeyIndex<L> {
         let nothing = plan.keys() == 0 && left.low.is_none() && leaf.high().is_none();
         let mut drafts = Vec::new();
         if !nothing {
-            let Ok(Some(made)) = plan.draft(leaf.high(), false, For::Freeing) else { return ControlFlow::Continue(()) };
+            let mut draft = |purpose| plan.draft(leaf.high(), Sizes::Many, purpose);
+            let Ok(Some(made)) = draft(For::AtHand).or_else(|_| draft(For::Freeing)) else {
+                return ControlFlow::Continue(());
+            };
             drafts = made;
         }
         let new = drafts.iter().map(size).sum();
@@ -374,6 +381,15 @@ impl<L: RawLatch> KeyIndex<L> {
         }
         self.account(budget, new, old);
         ControlFlow::Break(())
+    }
+}
+
+/// What it takes to publish drafts in the place of a leaf.
+fn needs_of(drafts: &[Draft]) -> Needs {
+    if drafts.iter().any(|draft| draft.key.is_some()) {
+        NODE_NEEDS
+    } else {
+        epoch::NEEDS
     }
 }
 

@@ -343,7 +343,7 @@ impl Memtable {
 
     /// The newest version of a key.
     pub fn newest(&self, key: &[u8]) -> Option<NodeRef<'_>> {
-        if self.is_beyond_all(key) {
+        if self.is_beyond_all(key) || self.first().is_none() {
             return None;
         }
         match self.by_key.find(&self.list, key) {

@@ -179,8 +179,10 @@ impl PgHost {
         unsafe {
             let statistics = (*rel).pgstat_info;
             let node = (*rel).rd_node;
-            if statistics.is_null() || !pg_guard_ffi_boundary(|| bindings::ReadRecentBuffer(node, MAIN, page.0, buffer))
-            {
+            let there = !statistics.is_null()
+                && pg_guard_ffi_boundary(|| bindings::ReadRecentBuffer(node, MAIN, page.0, buffer));
+            whereabouts::was_there(there);
+            if !there {
                 return None;
             }
             // As the buffer manager counts.

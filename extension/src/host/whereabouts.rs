@@ -5,7 +5,8 @@
 //! (`ReadRecentBuffer`). A wrong entry costs that look and nothing else, so entries are written and read without any order.
 //!
 //! That way a page's usage count is not raised, by which the buffers' clock tells what is in use. So reads of a page whose
-//! count is low take the long way, and of the others every few.
+//! count is low take the long way, and of the others every few. And where data are much larger than the buffers, the look is in vain
+//! mostly, and takes as long as all else that finds the page's number: a process that has seldom found one looks only now and then.
 
 use crate::host::global;
 use loosekv_engine::cpu::{fetch, prefetch, Near};
@@ -19,6 +20,11 @@ const PER_BUFFER: usize = 4;
 const LONG_WAY_EACH: u32 = 8;
 /// Pages that the clock would soon take for unused are left to it, too (the count ends at 5).
 const USED: u32 = 3;
+/// A process that has been out of luck looks once in so many reads.
+const LOOKED_EACH: u32 = 8;
+/// How much luck one page that was found is, and how much there can be. One that was not costs one.
+const LUCK_OF_ONE: u32 = 2;
+const MOST_LUCK: u32 = 64;
 /// Where the usage count stands in a buffer's state.
 const USAGE_SHIFT: u32 = 18;
 const USAGE_MASK: u32 = 0xf;
@@ -33,6 +39,8 @@ unsafe impl Sync for Whereabouts {}
 
 /// Reads of this process. One process is one thread; the atomic is for the language.
 static READS: AtomicU32 = AtomicU32::new(0);
+/// How much luck this process has had lately.
+static LUCK: AtomicU32 = AtomicU32::new(MOST_LUCK);
 
 impl Whereabouts {
     /// So many entries are wanted for the server's buffers.
@@ -64,11 +72,23 @@ pub(super) fn find(rel: pg_sys::Relation, page: u32) -> Option<pg_sys::Buffer> {
     READS.store(reads, Relaxed);
     // SAFETY: the relation is open.
     let (file, shared) = unsafe { ((*rel).rd_node.relNode, (*rel).rd_backend == pg_sys::InvalidBackendId) };
-    if reads.is_multiple_of(LONG_WAY_EACH) || !shared {
+    let is_tried = LUCK.load(Relaxed) > 0 || reads % LOOKED_EACH == 1;
+    if reads.is_multiple_of(LONG_WAY_EACH) || !is_tried || !shared {
         return None;
     }
     let buffer = global::get()?.whereabouts.entry(file, page).load(Relaxed);
-    (buffer > 0 && usage(buffer) >= USED).then_some(buffer)
+    let found = (buffer > 0 && usage(buffer) >= USED).then_some(buffer);
+    if found.is_none() {
+        was_there(false);
+    }
+    found
+}
+
+/// Whether the page was in the buffer that [`find`] has named.
+#[inline]
+pub(super) fn was_there(was: bool) {
+    let luck = LUCK.load(Relaxed);
+    LUCK.store(if was { MOST_LUCK.min(luck + LUCK_OF_ONE) } else { luck.saturating_sub(1) }, Relaxed);
 }
 
 /// Whether the page is in the buffer where it was found last. Where not, it may be in another.
@@ -122,7 +142,8 @@ pub(super) fn note(rel: pg_sys::Relation, page: u32, buffer: pg_sys::Buffer) {
     if let (Some(global), true) = (global::get(), buffer > 0) {
         // SAFETY: the relation is open.
         let entry = global.whereabouts.entry(unsafe { (*rel).rd_node.relNode }, page);
-        if entry.load(Relaxed) != buffer {
+        // Many have the line. Who seldom finds a page has not: for him to load it is to wait.
+        if LUCK.load(Relaxed) == 0 || entry.load(Relaxed) != buffer {
             entry.store(buffer, Relaxed);
         }
     }
