@@ -1,6 +1,6 @@
 //! A key index in a heap that is too small for it is filled, loses its oldest runs, and is filled again, as where a flush has to make
-//! room and the index is completed afterwards. What leaves of one size have left is of use to those of other sizes: each time about as
-//! many keys find room as the first time.
+//! room and the index is completed afterwards. What leaves of one size have left is of use to those of other sizes: each time most of the
+//! keys find room that did the first time, and hardly more of the heap is taken.
 
 use loosekv_engine::host::Budget;
 use loosekv_engine::key_index::{IndexEntry, KeyIndex, SweepCursor};

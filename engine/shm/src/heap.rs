@@ -9,12 +9,12 @@
 //!                                                <-- carved  ---  bump in the current chunk (carve.rs) <- chunks.rs
 //! ```
 //!
-//! Small objects (up to 16 KiB) come from this process's magazines, which are plain statics: while the heap is attached
-//! exactly one thread of a process may use it (PostgreSQL's backends have one). A magazine takes from and gives to the
-//! central stack of its class in batches; when that is empty, objects are carved from chunks. Larger blocks are runs of
-//! chunks and merge again when freed. Chunks whose small objects are all free are given back when somebody finds no chunk
-//! (give_back.rs). What grows with the data, and can do with less, stops at a bound ([`limit_growth`]), so that small
-//! objects do not take all of the heap.
+//! Small objects (up to 16 KiB) come from this process's magazines, which are plain statics: while the heap is attached exactly
+//! one thread of a process may use it (PostgreSQL's backends have one). A magazine takes from and gives to the central stack of
+//! its class in batches; when that is empty, objects are carved from chunks, or from larger free objects once growth may take
+//! no more chunks. Larger blocks are runs of chunks and merge again when freed. Chunks whose small objects are all free are
+//! given back when somebody finds no chunk (give_back.rs). What grows with the data, and can do with less, stops at a bound
+//! ([`limit_growth`]), so that small objects do not take all of the heap.
 //!
 //! Nobody ever holds a lock, so a process that dies at any instruction leaves the heap sound; what its magazines held is
 //! lost until the heap is created anew, as the host does when a process was killed.

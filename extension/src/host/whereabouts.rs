@@ -6,7 +6,7 @@
 //!
 //! That way a page's usage count is not raised, by which the buffers' clock tells what is in use. So reads of a page whose
 //! count is low take the long way, and of the others every few. And where data are much larger than the buffers, the look is in vain
-//! mostly, and takes as long as all else that finds the page's number: a process that has seldom found one looks only now and then.
+//! mostly, and two lines of cache have to be waited for: a process that has seldom found a page looks only now and then.
 
 use crate::host::global;
 use loosekv_engine::cpu::{fetch, prefetch, Near};
