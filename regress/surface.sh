@@ -186,5 +186,20 @@ expect "rows by another key" "2|101" "$(ask "SET enable_seqscan = off; SELECT (S
 ask "CREATE TABLE included (k int, v text, PRIMARY KEY (k) INCLUDE (v)) USING loosekv; INSERT INTO included SELECT i, 'x' FROM generate_series(1, 1000) i"
 ask "ANALYZE included; INSERT INTO included SELECT 1001, string_agg(md5(i::text), '') FROM generate_series(1, 1000) i"
 expect "a large included column" "1001|32000" "$(ask "SELECT k, length(v) FROM included WHERE k > 1000")"
+# SERIALIZABLE, at the same moment: of a pair of rows at most one is 0, if whoever sets his to 0 has seen that both are not.
+ask "CREATE TABLE pairs (k int PRIMARY KEY, n int) USING loosekv; INSERT INTO pairs SELECT i, 1 FROM generate_series(0, 7) i; CREATE TABLE seen (pair int) USING heap"
+cat >"$cluster/skew.sql" <<'SCRIPT'
+\set pair random(0, 3)
+\set mine 2 * :pair + random(0, 1)
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT sum(n) AS total FROM pairs WHERE k IN (2 * :pair, 2 * :pair + 1) \gset
+\if :total = 0
+INSERT INTO seen VALUES (:pair);
+\endif
+UPDATE pairs SET n = CASE WHEN :total = 2 THEN 0 ELSE 1 END WHERE k = :mine;
+COMMIT;
+SCRIPT
+pgbench -n -M prepared -c 4 -j 2 -T 8 --max-tries 1000 -f "$cluster/skew.sql" >/dev/null 2>"$cluster/skew.err" || { cat "$cluster/skew.err" >&2; exit 1; }
+expect "pairs of zeros" 0 "$(ask "SELECT count(*) FROM seen")"
 PGDATABASE=postgres psql -X -q -c "DROP DATABASE surface" -c "DROP DATABASE surface_copy"
-echo "options, settings, progress, cancels, a damaged page, cached rows: as they should be"
+echo "options, settings, progress, cancels, a damaged page, cached rows, pairs of rows: as they should be"

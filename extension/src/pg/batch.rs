@@ -25,7 +25,7 @@
 
 use super::bindings_am::raw;
 use super::error::Duplicate;
-use super::{catalog, replacing, slot, table_am, xact};
+use super::{catalog, replacing, slot, ssi, table_am, xact};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::table::lock::MOST_GATHERED;
 use crate::table::write::{self, Change, Draft, Replacing};
@@ -164,7 +164,7 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
         let plan = (*state).plan.cast::<pg_sys::ModifyTable>();
         let state = state.cast::<pg_sys::ModifyTableState>();
         let rel = (*(*state).resultRelInfo).ri_RelationDesc;
-        let serializable = pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as i32;
+        let serializable = ssi::serializable();
         let (gathers, kind_fits) = match (*plan).onConflictAction {
             _ if operation == CmdType::CMD_DELETE => (Gathers::Deleted, !serializable),
             pg_sys::OnConflictAction::ONCONFLICT_NONE => (Gathers::New, catalog::has_no_index_but_its_key(rel)),

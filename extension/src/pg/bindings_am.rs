@@ -43,6 +43,7 @@ pub mod raw {
         // May raise an error.
         pub fn PredicateLockPage(rel: pg_sys::Relation, block: pg_sys::BlockNumber, snapshot: pg_sys::Snapshot);
         pub fn PredicateLockRelation(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot);
+        pub fn TransferPredicateLocksToHeapRelation(rel: pg_sys::Relation);
         pub fn CheckForSerializableConflictIn(
             rel: pg_sys::Relation,
             tid: pg_sys::ItemPointer,

@@ -2,6 +2,10 @@
 //!
 //! A point read marks the "page" that its key hashes to, whether the key is there or not; a range marks the table. So both
 //! PostgreSQL's rules for pages and for tables do what they say without a page of ours being involved.
+//!
+//! Who reads marks first and looks then; who writes checks when his version can be seen. So of two at the same moment the
+//! reader finds the version, or the writer the mark. A writer also checks before he begins: that fails early, and is a better
+//! reason than others that he would find.
 
 use super::bindings_am::{guarded, raw};
 use super::xact;
@@ -42,7 +46,7 @@ pub fn read_table(rel: pg_sys::Relation, snapshot: pg_sys::Snapshot) {
     }
 }
 
-/// A key is about to get a new version.
+/// A key is about to get a new version, or has just got one.
 pub fn write_key(rel: pg_sys::Relation, key: &[u8]) {
     if serializable() {
         let page = page_of(key);
@@ -50,6 +54,21 @@ pub fn write_key(rel: pg_sys::Relation, key: &[u8]) {
         // SAFETY: as above.
         unsafe { guarded!(CheckForSerializableConflictIn(rel, no_tid, page)) };
     }
+}
+
+/// Rows whose keys nobody can have asked for have come.
+pub fn write_table(rel: pg_sys::Relation) {
+    if serializable() {
+        let no_tid: pg_sys::ItemPointer = std::ptr::null_mut();
+        // SAFETY: as above.
+        unsafe { guarded!(CheckForSerializableConflictIn(rel, no_tid, pg_sys::InvalidBlockNumber)) };
+    }
+}
+
+/// The rows are about to get other keys: marks of the ones that they had become marks of the table.
+pub fn rekey(rel: pg_sys::Relation) {
+    // SAFETY: as above.
+    unsafe { guarded!(TransferPredicateLocksToHeapRelation(rel)) };
 }
 
 /// A version of this writer was passed over because the snapshot does not see it.

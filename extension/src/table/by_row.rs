@@ -61,8 +61,10 @@ impl ByRow {
             }
         }
         let sight = view.look_by_row(open, row, &mut self.row, &mut self.scratch)?;
-        if view.is_mvcc() && sight != Sight::Gone {
+        if view.is_mvcc() && sight != Sight::Gone && ssi::serializable() {
             ssi::read_key(open.rel, &self.row.key, snapshot);
+            // Which key to mark is known only now; who wrote it meanwhile has not seen the mark.
+            return view.look_at(open, &self.row, &mut self.scratch);
         }
         Ok(sight)
     }

@@ -21,7 +21,7 @@ use super::write::{copied_life, Draft};
 use super::{put_unkeyed, put_unkeyed_number, recent, take_unkeyed, Open};
 use crate::codec::key::KeyCodec;
 use crate::host::maintenance;
-use crate::pg::{catalog, error, file_copy, slot, slots, xact};
+use crate::pg::{catalog, error, file_copy, slot, slots, ssi, xact};
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::{Direction, Hint};
 use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict, Writer};
@@ -47,6 +47,7 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
             let what = format!("cannot change the key of table \"{name}\" because it has pending trigger events");
             error::raise(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, what, None);
         }
+        ssi::rekey(rel);
         let old = file_copy::OldFile::leave(rel);
         let (relid, file) = ((*rel).rd_id, catalog::file_of(rel));
         info::note_format(relid, file, target);

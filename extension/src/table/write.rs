@@ -145,6 +145,7 @@ fn append_unkeyed(open: &Open, draft: &Draft, writer: Writer, command: u32, flag
         expect: None,
     };
     head.row_id = memory::append(&open.tree, &[row])?.first;
+    ssi::write_table(open.rel);
     Ok(head)
 }
 
@@ -168,7 +169,11 @@ fn append(
         expect: Some(observed),
     };
     let appended = memory::append(&open.tree, &[row])?;
-    Ok((appended.written == 1).then_some(appended.first))
+    if appended.written == 0 {
+        return Ok(None);
+    }
+    ssi::write_key(open.rel, key);
+    Ok(Some(appended.first))
 }
 
 /// Inserts many rows. Stops at the first duplicate and says which one it is.
@@ -220,6 +225,11 @@ pub fn insert_many(
                 let row_id = RowId(appended.first.0 + i as u64);
                 let head = Head { row_id, writer, command, flags: row.flags, incarnation: row.incarnation };
                 done(from + i, head);
+            }
+            if open.info.is_keyed() {
+                rows.iter().take(written).for_each(|row| ssi::write_key(open.rel, row.key));
+            } else {
+                ssi::write_table(open.rel);
             }
         }
         let planned = rows.len();
