@@ -103,6 +103,11 @@ pub trait Host: Sized + 'static {
     fn row_cache(&self) -> Option<&RowCache<Self::Latch>> {
         None
     }
+    /// A table is loaded: the number of its first superversion. Where tables leave memory and are loaded again, none that it had before:
+    /// somebody may still go by what he observed then.
+    fn first_version(&self) -> u64 {
+        1
+    }
     /// Length of the page store, in pages.
     fn pages(&self) -> Result<u32>;
     /// Writes new pages of an extent, side by side from `start`. They are durable, at the latest, before the next flip is.

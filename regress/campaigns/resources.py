@@ -327,6 +327,42 @@ def memory_full(directory, servers):
     return server, " and ".join(met)
 
 
+def soon(server, query, patience=30):
+    """Waits until it is true."""
+    deadline = time.monotonic() + patience
+    while server.sql(query) != "t":
+        if time.monotonic() > deadline:
+            raise lib.Failure(f"not within {patience} s: {query}")
+        time.sleep(0.05)
+
+
+def left_meanwhile(server, others):
+    """A table leaves memory, for others want it, and comes back while a statement waits that has looked for a key there: it looks again."""
+    server.sql("CREATE TABLE contested (k int PRIMARY KEY, u int UNIQUE) USING loosekv")
+    each_table(server, others, "CREATE TABLE other@ (k int PRIMARY KEY) USING loosekv; INSERT INTO other@ VALUES (1)")
+
+    def session(text):
+        return subprocess.Popen(["psql", "-X", "-A", "-t", "-c", text], env=server.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    for number in range(3):
+        key = 10 * number
+        holder = subprocess.Popen(["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1"], env=server.environment(), text=True, stdin=subprocess.PIPE)
+        holder.stdin.write(f"BEGIN; INSERT INTO contested VALUES ({key}, {key});\n")
+        holder.stdin.flush()
+        soon(server, f"SELECT count(*) = 1 FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE '%VALUES ({key}, {key})%'")
+        waiter = session(f"INSERT INTO contested VALUES ({key + 1}, {key}) ON CONFLICT DO NOTHING")
+        soon(server, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'INSERT INTO contested%' AND wait_event = 'transactionid'")
+        server.sql(f"INSERT INTO contested VALUES ({key + 1}, {key + 1})")
+        each_table(server, others, "SELECT count(*) FROM other@", batch=1)
+        if server.sql("SELECT rows_written FROM loosekv.table_stats('contested')") != "0":
+            raise lib.Failure("a table has not left memory: nothing was tested")
+        holder.communicate("ROLLBACK;\n", timeout=60)
+        told = waiter.communicate(timeout=60)[0].strip()
+        if told != "INSERT 0 0" or server.sql(f"SELECT k, u FROM contested WHERE k = {key + 1}") != f"{key + 1}|{key + 1}":
+            raise lib.Failure(f"who waited was told \"{told}\", the row is {server.sql(f'SELECT k, u FROM contested WHERE k = {key + 1}')}")
+    each_table(server, others, "DROP TABLE other@")
+    server.sql("DROP TABLE contested")
+
+
 class SmallDisk:
     """A file system of a few megabytes, which can be filled and emptied."""
 
@@ -729,6 +765,7 @@ def main(directory, servers):
     alone = cluster(directory, servers, "alone", "loosekv.shared_memory = '16MB'", "loosekv.index_memory = 1", "loosekv.memtable_size = '16MB'", "loosekv.workers = 0")
     no_worker(alone)
     unindexed = key_index(alone)
+    left_meanwhile(alone, 900)
     alone.kill_all()
     small, full = memory_full(directory, servers)
     many_tables(small, tables)

@@ -228,11 +228,6 @@ impl Pin {
         // SAFETY: the caller's promise.
         unsafe { self.defer_unchecked(move || drop(Box::from_raw(value))) };
     }
-
-    /// Hands this process's garbage to everybody and tries to free some. See [`Guard::flush`].
-    pub fn flush(&self) {
-        scope::with(|| (**self).flush());
-    }
 }
 
 /// Makes sure that this process can pin: registers it while that can still be refused (the first [`pin`] of a process that
@@ -306,18 +301,38 @@ pub fn detach() {
     }
 }
 
+/// Hands this process's garbage to everybody and tries to free some. False: there is no bag to be had for that, nor a place among those
+/// who pin.
+fn hand_over() -> bool {
+    if heap::attached() {
+        if attach().is_err() {
+            return false;
+        }
+        stock();
+        if !heap::has(NEEDS, 1) {
+            return false;
+        }
+    }
+    let pin = pin();
+    scope::with(|| (*pin).flush());
+    true
+}
+
 /// Tries to free what was retired, by `rounds` of handing over and collecting (three rounds free everything that this
 /// process has retired, when nobody else is pinned and the queue is short).
 pub fn collect(rounds: u32) {
     for _ in 0..rounds {
-        pin().flush();
+        if !hand_over() {
+            return;
+        }
     }
 }
 
 /// Frees what anybody has retired before, this process and others that have handed it over: garbage queues, and one round takes only
 /// some of it. For at most so many rounds; somebody who is pinned all the time ends it, too. Whether all of it is freed.
 pub fn drain(rounds: u32) -> bool {
-    if pinned() {
+    // The mark may fill a bag up.
+    if pinned() || !hand_over() {
         return false;
     }
     let marks = if heap::attached() { &heap::header().marks } else { &PRIVATE_MARKS };
@@ -325,7 +340,9 @@ pub fn drain(rounds: u32) -> bool {
     // SAFETY: it refers to nothing but the heap's own head, or a static.
     unsafe { pin().defer_unchecked(move || marks.met.fetch_max(mine, Relaxed)) };
     for round in 1..=rounds {
-        pin().flush();
+        if !hand_over() {
+            return false;
+        }
         if marks.met.load(Relaxed) >= mine {
             return true;
         }
@@ -408,7 +425,7 @@ mod tests {
         let b = pin();
         drop(a);
         assert!(pinned());
-        b.flush();
+        (*b).flush();
         drop(b);
         assert!(!pinned());
     }

@@ -233,6 +233,50 @@ fn a_stuck_pin_ends_in_refusals(mem: *mut u8) {
     assert_eq!(index.len(), 0);
 }
 
+/// Where not even a bag is left, who collects does without, and who comes is refused a place: neither aborts.
+fn who_collects_in_an_exhausted_heap(mem: *mut u8) {
+    create(mem);
+    let (pinned, unpin) = (heap::root(1), heap::root(2));
+    let sleeper = fork(|| {
+        let pin = loosekv_shm::pin();
+        pinned.store(1, SeqCst);
+        while unpin.load(SeqCst) == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        drop(pin);
+    });
+    while pinned.load(SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    let collector = fork(|| {
+        epoch::attach().expect("room");
+        let boxes: Vec<*mut u64> =
+            (0..SEGMENT / epoch::BAG).map(|n| scope::with(|| Box::into_raw(Box::new(n as u64)))).collect();
+        let mut in_vain = 0;
+        for boxed in boxes {
+            let before = heap::stats().live;
+            // SAFETY: nobody else knows it.
+            unsafe { loosekv_shm::pin().retire(boxed) };
+            epoch::collect(1);
+            in_vain += usize::from(heap::stats().live == before);
+            if in_vain == 16 {
+                break;
+            }
+        }
+        assert_eq!(in_vain, 16, "there were always bags");
+        assert!(!epoch::drain(3));
+    });
+    let collected = collector.wait();
+    let late = fork(|| {
+        assert_eq!(epoch::attach(), Err(Full));
+        epoch::collect(3);
+        assert!(!epoch::drain(3));
+    });
+    let came = late.wait();
+    unpin.store(1, SeqCst);
+    assert_eq!((collected, came, sleeper.wait()), (Ok(()), Ok(()), Ok(())));
+}
+
 fn main() {
     let mem = segment(SEGMENT);
     several_processes_fill_it_and_empty_it(mem);
@@ -240,4 +284,5 @@ fn main() {
     a_reservation_holds_when_others_take_everything(mem);
     readers_pin_in_an_exhausted_heap(mem);
     a_stuck_pin_ends_in_refusals(mem);
+    who_collects_in_an_exhausted_heap(mem);
 }

@@ -86,7 +86,7 @@ impl<H: Host> Tree<'_, H> {
         scope::with(|| {
             let indexed_from = L0Id(manifest.flushed.0 + 1);
             let parts = Edit { active, frozen, runs, flushed: manifest.flushed, indexed_from };
-            let first = SuperVersion::new(1, parts)?;
+            let first = SuperVersion::new(host.first_version(), parts)?;
             let options = options.clone();
             let mut shared = Shared::assemble(options, manifest, body, free, first, next_row, last_writer);
             shared.note_overdue_at_load();

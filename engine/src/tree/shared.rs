@@ -521,8 +521,10 @@ pub(super) fn share_run(run: &RunDesc) -> Option<Arc<RunDesc>> {
 }
 
 /// Sizes of what installing a superversion allocates.
-const RESERVE: [usize; 4] =
-    [std::mem::size_of::<SuperVersion>(), std::mem::size_of::<Generation>() + 16, 1024, 2 * 1024];
+const RESERVE: [usize; 4] = [std::mem::size_of::<SuperVersion>(), GENERATION, 1024, 2 * 1024];
+
+/// One that is shared.
+const GENERATION: usize = std::mem::size_of::<Generation>() + 16;
 
 /// An empty memtable for what is in the log already.
 pub fn generation_of_log(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Result<Arc<Generation>> {
@@ -538,8 +540,10 @@ pub fn first_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Re
 }
 
 fn as_generation(bytes: u64, counted: bool, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
+    let full = || Error::no_memory(Consumer::Memtable, bytes);
+    loosekv_shm::reserve_all_of_it(&[GENERATION]).map_err(|_| full())?;
     scope::with(|| {
-        let table = make().ok_or_else(|| Error::no_memory(Consumer::Memtable, bytes))?;
+        let table = make().ok_or_else(full)?;
         let balance = counted.then(|| AtomicI64::new(0));
         Ok(Arc::new(Generation { table, logged: AtomicU64::new(0), apart: AtomicU64::new(0), balance }))
     })

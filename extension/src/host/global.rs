@@ -41,6 +41,8 @@ pub struct Global {
 pub struct GlobalCounters {
     /// Tables loaded from their pages since the server started.
     pub loads: AtomicU64,
+    /// Numbers of superversions that were set aside for tables which were loaded.
+    pub first_versions: AtomicU64,
     /// Tables whose memory was given up for others.
     pub evictions: AtomicU64,
     /// Memtables that were flushed, of any table.

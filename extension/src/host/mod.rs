@@ -131,6 +131,8 @@ impl PgHost {
     }
 }
 
+/// More superversions than a table ever has from one load to the next.
+const VERSIONS_A_LOAD: u64 = 1 << 32;
 const NO_SUBTRANSACTION: pg_sys::SubTransactionId = 0;
 
 /// `RelationNeedsWAL`.
@@ -193,6 +195,10 @@ impl Host for PgHost {
     #[inline]
     fn row_cache(&self) -> Option<&RowCache<latch::LwLatch>> {
         global::get()?.row_cache.as_ref().filter(|_| self.is_shared())
+    }
+
+    fn first_version(&self) -> u64 {
+        global::get().map_or(1, |global| global.counters.first_versions.fetch_add(VERSIONS_A_LOAD, Relaxed) + 1)
     }
 
     fn pages(&self) -> Result<u32> {

@@ -336,6 +336,9 @@ pub fn relation_changed(relid: pg_sys::Oid) {
 /// The table of an open relation, loaded if need be; a relation without pages gets its first (on a standby it is empty).
 pub fn open(rel: pg_sys::Relation) -> Result<Table> {
     startup::require();
+    if loosekv_shm::epoch::attach().is_err() {
+        attach_patiently()?;
+    }
     // SAFETY: the relation is open.
     let key = unsafe { FileKey::of_relation(rel) };
     if let Some(slot) = RECENTLY.find(&key) {
@@ -346,6 +349,19 @@ pub fn open(rel: pg_sys::Relation) -> Result<Table> {
         }
     }
     open_slow(rel, key)
+}
+
+/// Gets this process its place among those who pin: without one it would have to abort where there is no memory left.
+#[cold]
+fn attach_patiently() -> Result<()> {
+    let mut patience = Patience::begin();
+    while loosekv_shm::epoch::attach().is_err() {
+        if !patience.lasts(false) {
+            return Err(Error::no_memory(Consumer::Tables, 0));
+        }
+        patience.make_rooms_or_wait()?;
+    }
+    Ok(())
 }
 
 #[cold]
