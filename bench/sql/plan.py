@@ -92,7 +92,7 @@ REGIMES = {
     "memory": Regime("memory", "in memory", {"shared_buffers": "3GB", "loosekv.shared_memory": "1024MB"}),
     "cold": Regime("cold", "cold: 256 MB of buffers, 512 MB for the cluster",
                    {"shared_buffers": "256MB", "loosekv.shared_memory": "176MB", "loosekv.index_memory": "110MB",
-                    "loosekv.row_cache": "32MB", "loosekv.memtable_size": "8MB", "maintenance_work_mem": "16MB"},
+                    "loosekv.row_cache": "32MB", "loosekv.memtable_size": "8MB"},
                    512 * MB),
     "far": Regime("far", "index far beyond memory: 64 MB of buffers, 192 MB for the cluster",
                   {"shared_buffers": "64MB", "loosekv.shared_memory": "48MB", "loosekv.row_cache": "0MB",

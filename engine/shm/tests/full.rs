@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use loosekv_shm::{epoch, heap, reserve, reserve_emergency, scope, Full, Needs};
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const SEGMENT: usize = 8 << 20;
 const EMERGENCY: usize = 512 << 10;
@@ -165,6 +165,23 @@ fn readers_pin_in_an_exhausted_heap(mem: *mut u8) {
     loosekv_shm::leave();
 }
 
+/// A process that is pinned, until it is told otherwise.
+fn sleep_pinned(unpin: &'static AtomicUsize) -> Child {
+    let pinned = heap::root(1);
+    let sleeper = fork(|| {
+        let pin = loosekv_shm::pin();
+        pinned.store(1, SeqCst);
+        while unpin.load(SeqCst) == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        drop(pin);
+    });
+    while pinned.load(SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    sleeper
+}
+
 /// A process stays pinned while others retire all they have: they are refused in the end, and nobody aborts, not while
 /// they wait and not when all that garbage is collected.
 fn a_stuck_pin_ends_in_refusals(mem: *mut u8) {
@@ -177,18 +194,8 @@ fn a_stuck_pin_ends_in_refusals(mem: *mut u8) {
         }
     }
     loosekv_shm::leave();
-    let (pinned, unpin, refused, attached) = (heap::root(1), heap::root(2), heap::root(3), heap::root(4));
-    let sleeper = fork(|| {
-        let pin = loosekv_shm::pin();
-        pinned.store(1, SeqCst);
-        while unpin.load(SeqCst) == 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        drop(pin);
-    });
-    while pinned.load(SeqCst) == 0 {
-        std::thread::yield_now();
-    }
+    let (unpin, refused, attached) = (heap::root(2), heap::root(3), heap::root(4));
+    let sleeper = sleep_pinned(unpin);
     let removers: Vec<_> = (0..2u64)
         .map(|c| {
             fork(move || {
@@ -236,18 +243,8 @@ fn a_stuck_pin_ends_in_refusals(mem: *mut u8) {
 /// Where not even a bag is left, who collects does without, and who comes is refused a place: neither aborts.
 fn who_collects_in_an_exhausted_heap(mem: *mut u8) {
     create(mem);
-    let (pinned, unpin) = (heap::root(1), heap::root(2));
-    let sleeper = fork(|| {
-        let pin = loosekv_shm::pin();
-        pinned.store(1, SeqCst);
-        while unpin.load(SeqCst) == 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        drop(pin);
-    });
-    while pinned.load(SeqCst) == 0 {
-        std::thread::yield_now();
-    }
+    let unpin = heap::root(2);
+    let sleeper = sleep_pinned(unpin);
     let collector = fork(|| {
         epoch::attach().expect("room");
         let boxes: Vec<*mut u64> =
