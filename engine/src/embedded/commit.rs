@@ -254,5 +254,14 @@ fn write(tree: &Tree<'_, EmbeddedHost>, works: &[Work<'_>], sync: bool) -> Resul
 fn row<'a>(change: &Change<'a>, writer: u64) -> NewRow<'a> {
     let flags = if change.value.is_some() { Flags::default() } else { Flags::TOMBSTONE };
     let body = change.value.unwrap_or_default();
-    NewRow { key: change.key, body, writer: Writer(writer), command: 0, flags, incarnation: 0, expect: None }
+    NewRow {
+        key: change.key,
+        body,
+        writer: Writer(writer),
+        command: 0,
+        flags,
+        incarnation: 0,
+        begins: true,
+        expect: None,
+    }
 }

@@ -200,7 +200,7 @@ impl Table {
         for (key, body) in rows {
             let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
             let (body, writer) = (body.unwrap_or_default(), Writer(writer));
-            let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
+            let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
             assert_eq!(self.tree().append(&[row]).unwrap().written, 1);
         }
     }
@@ -317,7 +317,8 @@ fn a_broken_publish_order_is_noticed() {
 pub(super) fn pins(mutation: Option<Mutation>, readers: usize, order: Order) -> std::thread::Result<usize> {
     let body = move || {
         let table = Memtable::new(L0Id(1), RowId(1), Writer(0), 64 << 10, 0).unwrap();
-        let generation = Arc::new(Generation { table, logged: AtomicU64::new(0), apart: AtomicU64::new(0) });
+        let generation =
+            Arc::new(Generation { table, logged: AtomicU64::new(0), apart: AtomicU64::new(0), balance: None });
         let version = |number| {
             let (active, zero) = (Arc::clone(&generation), L0Id(0));
             let parts = Edit { active, frozen: vec![], runs: vec![], flushed: zero, indexed_from: zero };

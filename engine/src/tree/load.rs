@@ -13,7 +13,7 @@ use crate::options::TreeOptions;
 use crate::page::{PageBuf, PageKind, CAPACITY};
 use crate::row::decode_record;
 use crate::row_cache::RowCache;
-use crate::tree::shared::{first_generation, new_generation, reserve_version, share_run, Shared, BLANK};
+use crate::tree::shared::{first_generation, generation_of_log, reserve_version, share_run, Shared, BLANK};
 use crate::tree::version::{Edit, Generation, SuperVersion};
 use crate::tree::Tree;
 use crate::types::{L0Id, PageNo, RowId, Writer};
@@ -138,7 +138,7 @@ pub(super) fn memtable_of_log(
 ) -> Result<Arc<Generation>> {
     // What was logged fitted a memtable of its time and place; give it room even if memtables are smaller here and now.
     let bytes = options.memtable_bytes.saturating_mul(4).max(256 << 20).max(heap::stats().size as u64);
-    new_generation(generation, RowId(row.0.saturating_sub(DISORDER)), writer, bytes, 0)
+    generation_of_log(generation, RowId(row.0.saturating_sub(DISORDER)), writer, bytes)
 }
 
 /// The row log of the generations that are in no run.

@@ -34,6 +34,7 @@ mod by_row;
 mod chain;
 mod check;
 mod compact;
+mod count;
 mod flush;
 mod follow;
 mod full_disk;
@@ -179,6 +180,8 @@ pub struct NewRow<'a> {
     pub command: u32,
     pub flags: Flags,
     pub incarnation: u16,
+    /// There was no row with this key. For what is known of their number alone ([`Tree::rows_about`]).
+    pub begins: bool,
     /// `None`: write whatever stands there. `Some`: only if the key is as it was seen.
     pub expect: Option<Observed>,
 }

@@ -25,7 +25,7 @@ use crate::types::{Extent, ExtentSeq, L0Id, RowId, Writer};
 use loosekv_shm::scope;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicBool, AtomicI64, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::Arc;
@@ -488,7 +488,7 @@ impl<H: Host> Shared<H> {
         let bytes = self.options.memtable_bytes().min(share.max(LEAST_MEMTABLE));
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         let like = || Memtable::like(&view.active().table, id, base, writer, capacity);
-        as_generation(bytes, || like().or_else(|| Memtable::little(id, base, writer)))
+        as_generation(bytes, true, || like().or_else(|| Memtable::little(id, base, writer)))
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
@@ -521,25 +521,30 @@ pub(super) fn share_run(run: &RunDesc) -> Option<Arc<RunDesc>> {
 }
 
 /// Sizes of what installing a superversion allocates.
-const RESERVE: [usize; 4] =
-    [std::mem::size_of::<SuperVersion>(), std::mem::size_of::<Generation>() + 16, 1024, 2 * 1024];
+const RESERVE: [usize; 4] = [std::mem::size_of::<SuperVersion>(), GENERATION, 1024, 2 * 1024];
 
-/// An empty memtable, for about so many rows.
-pub fn new_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64, rows: u64) -> Result<Arc<Generation>> {
+/// One that is shared.
+const GENERATION: usize = std::mem::size_of::<Generation>() + 16;
+
+/// An empty memtable for what is in the log already.
+pub fn generation_of_log(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Result<Arc<Generation>> {
     let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
-    as_generation(bytes, || Memtable::new(id, base, writer, capacity, rows))
+    as_generation(bytes, false, || Memtable::new(id, base, writer, capacity, 0))
 }
 
 /// The same, for a table that comes into memory and may only be read: a little one, where there is no room for another.
 pub fn first_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Result<Arc<Generation>> {
     let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
     let usual = || Memtable::new(id, base, writer, capacity, 0);
-    as_generation(bytes, || usual().or_else(|| Memtable::little(id, base, writer)))
+    as_generation(bytes, true, || usual().or_else(|| Memtable::little(id, base, writer)))
 }
 
-fn as_generation(bytes: u64, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
-    scope::with(|| match make() {
-        Some(table) => Ok(Arc::new(Generation { table, logged: AtomicU64::new(0), apart: AtomicU64::new(0) })),
-        None => Err(Error::no_memory(Consumer::Memtable, bytes)),
+fn as_generation(bytes: u64, counted: bool, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
+    let full = || Error::no_memory(Consumer::Memtable, bytes);
+    loosekv_shm::reserve_all_of_it(&[GENERATION]).map_err(|_| full())?;
+    scope::with(|| {
+        let table = make().ok_or_else(full)?;
+        let balance = counted.then(|| AtomicI64::new(0));
+        Ok(Arc::new(Generation { table, logged: AtomicU64::new(0), apart: AtomicU64::new(0), balance }))
     })
 }

@@ -53,7 +53,7 @@ impl Table {
         let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
         let writer = self.writer(fate);
         let body = body.unwrap_or_default();
-        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
+        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
         Ok(self.tree().append(&[row])?.first)
     }
 
@@ -199,7 +199,7 @@ fn values_of_a_flush_and_of_a_batch_stand_back_to_back() {
     let bodies: Vec<_> = (0..10).map(|i| body(9000 * usize::from(i != 5), i)).collect();
     let keys: Vec<_> = (0..10).map(|i| format!("{i}")).collect();
     let (writer, flags) = (table.writer(Fate::Committed), Flags::default());
-    let row = |(key, body)| NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
+    let row = |(key, body)| NewRow { key, body, writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
     let rows: Vec<_> = keys.iter().map(|k| k.as_bytes()).zip(bodies.iter().map(Vec::as_slice)).map(row).collect();
     assert_eq!(table.tree().append(&rows).unwrap().written, 10);
     assert_eq!(table.tree().shared().counters.value_pages.load(Relaxed), (9 * 9000usize).div_ceil(CAPACITY) as u64);
@@ -428,7 +428,7 @@ fn a_stale_writer_writes_no_bytes() {
     let (large, writer) = (body(1 << 20, 1), table.writer(Fate::Committed));
     let expect = Some(seen.observed);
     let flags = Flags::default();
-    let row = NewRow { key: b"a", body: &large, writer, command: 0, flags, incarnation: 0, expect };
+    let row = NewRow { key: b"a", body: &large, writer, command: 0, flags, incarnation: 0, begins: true, expect };
     assert_eq!(tree.append(&[row]).unwrap().written, 0);
     assert_eq!(table.value_pages(), 0);
 }

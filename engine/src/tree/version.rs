@@ -17,7 +17,7 @@ use crate::tree::chain;
 use crate::tree::shared::Owner;
 use crate::types::L0Id;
 use std::ops::{Deref, Range, RangeInclusive};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 
 /// A memtable and what flushing it will take.
@@ -27,6 +27,8 @@ pub struct Generation {
     pub logged: AtomicU64,
     /// Bytes of bodies in the value log to which its rows point, since it was loaded.
     pub apart: AtomicU64,
+    /// How many rows more there are by what was written to it; `None`: nobody counted, for it comes from the log.
+    pub balance: Option<AtomicI64>,
 }
 
 pub struct SuperVersion {

@@ -14,6 +14,7 @@ use crate::host::Host;
 use crate::memtable::{Room, Splice};
 use crate::mutation::{on, Mutation::I2ExpectationIgnored, Mutation::I2LaterRunsIgnored};
 use crate::row::encode_record;
+use crate::tree::count::more_by;
 use crate::tree::read::Pages;
 use crate::tree::shared::{Shared, STRIPES};
 use crate::tree::version::{Edit, Generation, SuperVersion};
@@ -204,6 +205,9 @@ impl<H: Host> Tree<'_, H> {
         let bytes: usize = rows.iter().map(|r| r.key.len() + r.body.len()).sum();
         let last_writer = rows.iter().map(|r| r.writer.0).max().unwrap_or(0);
         view.active().logged.fetch_add(bytes as u64, Relaxed);
+        if let Some(balance) = &view.active().balance {
+            balance.fetch_add(rows.iter().map(more_by).sum(), Relaxed);
+        }
         if self.shared.last_writer.load(Relaxed) < last_writer {
             self.shared.last_writer.fetch_max(last_writer, Relaxed);
         }

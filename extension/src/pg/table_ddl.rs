@@ -133,8 +133,8 @@ pub unsafe extern "C-unwind" fn toast_am(_rel: Relation) -> pg_sys::Oid {
 const HEAP_OVERHEAD: usize = 28;
 const HEAP_USABLE: usize = pg_sys::BLCKSZ as usize - 24;
 
-/// Pages are physical here, for they are what a scan costs. Rows: what ANALYZE counted, in proportion to the virtual blocks
-/// that were begun since; without a count, all row ids.
+/// Pages are physical here, for they are what a scan costs. Rows: as many as the tree knows of; else what ANALYZE counted, in
+/// proportion to the virtual blocks that were begun since; without a count, all row ids.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn estimate_size(
     rel: Relation,
@@ -150,7 +150,9 @@ pub unsafe extern "C-unwind" fn estimate_size(
         *pages = pg_sys::smgrnblocks(smgr, ForkNumber::MAIN_FORKNUM);
         let given_out = open.tree.next_row_id().0 as f64;
         let (counted, at) = ((*(*rel).rd_rel).reltuples, (*(*rel).rd_rel).relpages);
-        *tuples = if counted >= 0.0 && at > 0 {
+        *tuples = if let Some(known) = open.tree.rows_about() {
+            known as f64
+        } else if counted >= 0.0 && at > 0 {
             let growth = f64::from(table_scan::virtual_blocks(&open)) / f64::from(at);
             (f64::from(counted) * growth.clamp(0.5, 10.0)).min(given_out).ceil()
         } else {

@@ -113,6 +113,7 @@ pub(super) fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head, olde
     let flags = head.flags.without(Flags::POINTER).without(Flags::SPECULATIVE);
     let Head { command, incarnation, .. } = *head;
     let writer = if head.writer.0 < oldest { writers::FROZEN } else { head.writer };
-    memory::append(&to.tree, &[NewRow { key, body, writer, command, flags, incarnation, expect: None }])?;
+    let row = NewRow { key, body, writer, command, flags, incarnation, begins: true, expect: None };
+    memory::append(&to.tree, &[row])?;
     Ok(())
 }

@@ -125,7 +125,7 @@ pub fn insert(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: F
             Some(newest) => next_life(open, &draft.key, &newest.head)?,
         };
         let mut head = Head { row_id: RowId(0), writer, command, flags, incarnation };
-        if let Some(row_id) = append(open, &draft.key, &draft.body, &head, observed)? {
+        if let Some(row_id) = append(open, &draft.key, &draft.body, &head, true, observed)? {
             head.row_id = row_id;
             return Ok(Inserted::Row(head));
         }
@@ -134,14 +134,30 @@ pub fn insert(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: F
 
 fn append_unkeyed(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: Flags) -> Result<Head> {
     let mut head = Head { writer, command, flags, ..Head::default() };
-    let row = NewRow { key: &draft.key, body: &draft.body, writer, command, flags, incarnation: 0, expect: None };
+    let row = NewRow {
+        key: &draft.key,
+        body: &draft.body,
+        writer,
+        command,
+        flags,
+        incarnation: 0,
+        begins: true,
+        expect: None,
+    };
     head.row_id = memory::append(&open.tree, &[row])?.first;
     ssi::write_table(open.rel);
     Ok(head)
 }
 
-/// `None`: the key has changed since it was observed.
-fn append(open: &Open, key: &[u8], body: &[u8], head: &Head, observed: Observed) -> Result<Option<RowId>> {
+/// `None`: the key has changed since it was observed. `begins`: there was no row with this key.
+fn append(
+    open: &Open,
+    key: &[u8],
+    body: &[u8],
+    head: &Head,
+    begins: bool,
+    observed: Observed,
+) -> Result<Option<RowId>> {
     let row = NewRow {
         key,
         body,
@@ -149,6 +165,7 @@ fn append(open: &Open, key: &[u8], body: &[u8], head: &Head, observed: Observed)
         command: head.command,
         flags: head.flags,
         incarnation: head.incarnation,
+        begins,
         expect: Some(observed),
     };
     let appended = memory::append(&open.tree, &[row])?;
@@ -189,7 +206,16 @@ pub fn insert_many(
                 expect = Some(observed);
             }
             let flags = Flags::default();
-            rows.push(NewRow { key: &draft.key, body: &draft.body, writer, command, flags, incarnation, expect });
+            rows.push(NewRow {
+                key: &draft.key,
+                body: &draft.body,
+                writer,
+                command,
+                flags,
+                incarnation,
+                begins: true,
+                expect,
+            });
         }
         let mut written = 0;
         if !rows.is_empty() {
@@ -285,7 +311,7 @@ fn take_back(open: &Open, key: &[u8], row: RowId, command: u32) -> Result<()> {
         };
         let flags = Flags::TOMBSTONE.with(Flags::KILLED);
         let head = Head { row_id: RowId(0), writer: newest.head.writer, command, flags, ..newest.head };
-        if append(open, key, &[], &head, observed)?.is_some() {
+        if append(open, key, &[], &head, false, observed)?.is_some() {
             return Ok(());
         }
     }
@@ -513,7 +539,7 @@ fn replace(
             };
         let incarnation = same_life_as(&old.head) | marks;
         let mut head = Head { row_id: RowId(0), writer, command: change.command, flags, incarnation };
-        if let Some(row_id) = append(open, &old.key, body, &head, observed)? {
+        if let Some(row_id) = append(open, &old.key, body, &head, false, observed)? {
             head.row_id = row_id;
             return Ok(Ok(head));
         }
@@ -608,7 +634,7 @@ pub fn replace_unread(open: &Open, row: RowId, draft: &Draft, change: Change) ->
         incarnation: INHERITED | marks,
     };
     let was_locked = !guard.taken;
-    let appended = append(open, &draft.key, &draft.body, &head, observed)?;
+    let appended = append(open, &draft.key, &draft.body, &head, false, observed)?;
     guard.end(appended.is_some());
     Ok(appended.map(|row_id| {
         head.row_id = row_id;
@@ -681,6 +707,7 @@ pub fn replace_many(
         command,
         flags: replacing.flags,
         incarnation: replacing.incarnation,
+        begins: false,
         expect: Some(replacing.observed),
     });
     let mut rows: Vec<NewRow<'_>> = rows.collect();

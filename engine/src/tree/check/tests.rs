@@ -75,7 +75,7 @@ impl Table {
         };
         let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
         let body = body.map_or(&[][..], |body| body);
-        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
+        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
         self.tree().append(&[row]).unwrap().first
     }
 

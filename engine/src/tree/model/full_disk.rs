@@ -165,7 +165,7 @@ fn refused_rows_take_no_room_in_the_memtable() {
         let keys: Vec<_> = (0..count).map(sixty).collect();
         let rows = keys.iter().map(|key| {
             let (writer, flags) = (Writer(2), Flags::default());
-            NewRow { key, body: b"", writer, command: 0, flags, incarnation: 0, expect }
+            NewRow { key, body: b"", writer, command: 0, flags, incarnation: 0, begins: true, expect }
         });
         let (rows, before) = (rows.collect::<Vec<_>>(), used());
         run.host.world.borrow_mut().faults.percent = 100;

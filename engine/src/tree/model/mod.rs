@@ -330,7 +330,7 @@ impl Run {
         let keys: Vec<_> = self.host.world.borrow().history.keys().cloned().collect();
         for key in &keys {
             let flags = Flags::TOMBSTONE;
-            let row = NewRow { key, body: &[], writer, command: 0, flags, incarnation: 0, expect: None };
+            let row = NewRow { key, body: &[], writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
             assert_eq!(tree.append(&[row]).unwrap().written, 1);
         }
         tree.rotate().unwrap();
@@ -455,7 +455,7 @@ fn rows_of_long_keys_go_into_as_many_memtables_as_they_take() {
     while !rest.is_empty() {
         let rows = rest.iter().map(|key| {
             let (flags, expect) = (Flags::default(), Some(observe(key)));
-            NewRow { key, body: b"", writer, command: 0, flags, incarnation: 0, expect }
+            NewRow { key, body: b"", writer, command: 0, flags, incarnation: 0, begins: true, expect }
         });
         let written = tree.append(&rows.collect::<Vec<_>>()).unwrap().written;
         assert!(written < 64, "one memtable has room for all");

@@ -47,7 +47,7 @@ pub(super) fn write(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Ro
     for (key, body) in rows {
         let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
         let (body, writer) = (body.unwrap_or_default(), Writer(writer));
-        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, expect: None };
+        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
         assert_eq!(tree.append(&[row]).unwrap().written, 1);
     }
 }

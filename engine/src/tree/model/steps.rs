@@ -302,6 +302,7 @@ fn append(tree: &T<'_>, rows: &[Row], expect: Option<&[Observed]>) -> Option<usi
             command: commands[at],
             flags: row.flags,
             incarnation: 0,
+            begins: true,
             expect: expect.map(|e| e[at]),
         })
         .collect();
