@@ -541,7 +541,7 @@ pub fn first_generation(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Re
 
 fn as_generation(bytes: u64, counted: bool, make: impl FnOnce() -> Option<Memtable>) -> Result<Arc<Generation>> {
     let full = || Error::no_memory(Consumer::Memtable, bytes);
-    loosekv_shm::reserve_all_of_it(&[GENERATION]).map_err(|_| full())?;
+    loosekv_shm::reserve_emergency(&[GENERATION]).map_err(|_| full())?;
     scope::with(|| {
         let table = make().ok_or_else(full)?;
         let balance = counted.then(|| AtomicI64::new(0));
