@@ -127,7 +127,7 @@ def writes_to_all_partitions(directory, servers):
     """Statements that write to so many partitions that a memtable for each takes more than all of the memory: small ones are flushed."""
     server = cluster(directory, servers, "written", "loosekv.shared_memory = '16MB'", "loosekv.workers = 2", "loosekv.memtable_size = '16MB'")
     server.sql("CREATE TABLE parted (k int PRIMARY KEY, v text) PARTITION BY HASH (k)",
-               *[f"CREATE TABLE parted{n} PARTITION OF parted FOR VALUES WITH (MODULUS 160, REMAINDER {n}) USING loosekv" for n in range(160)])
+               *[f"CREATE TABLE parted{n} PARTITION OF parted FOR VALUES WITH (MODULUS 250, REMAINDER {n}) USING loosekv" for n in range(250)])
     server.sql("INSERT INTO parted SELECT i, 'value ' || i FROM generate_series(1, 600000) i")
     update, delete = "UPDATE parted SET v = v || '!' WHERE k % 10 = {}", "DELETE FROM parted WHERE k % 10 = {}"
     insert = "INSERT INTO parted SELECT k + 600000, v || '?' FROM parted WHERE k % 10 = {} AND k <= 600000"

@@ -46,6 +46,7 @@ mod give_back;
 mod growth;
 pub mod heap;
 mod interleave;
+mod join;
 pub mod latch;
 pub mod reserve;
 pub mod scope;

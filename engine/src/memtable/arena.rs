@@ -22,7 +22,7 @@ pub(super) const UNIT: usize = 8;
 
 /// The least chunk, but for the first one of an arena that is to take little ([`LITTLE`]).
 pub(super) const LEAST_CHUNK: usize = 32 << 10;
-/// A first chunk where memory is scarce: a small object, for which the heap has room when it has no block any more.
+/// A chunk where memory is scarce: a small object, for which the heap has room when it has no block any more.
 pub(super) const LITTLE: usize = 12 << 10;
 const LARGEST_CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -61,6 +61,8 @@ pub(super) struct Arena {
     capacity: usize,
     /// Bytes of its first chunk.
     first: usize,
+    /// Where the heap has no block it takes small objects.
+    makes_do: bool,
     growth: Growth,
 }
 
@@ -101,7 +103,13 @@ impl Arena {
             chunks: AtomicPtr::new(std::ptr::null_mut()),
             growing: AtomicBool::new(false),
         };
-        Arena { base, source, capacity, first, growth }
+        Arena { base, source, capacity, first, makes_do: false, growth }
+    }
+
+    /// The same arena, which is to have what it needs: where the heap has no block, chunks are small objects.
+    pub(super) fn making_do(mut self) -> Arena {
+        self.makes_do = true;
+        self
     }
 
     #[cfg(test)]
@@ -200,12 +208,8 @@ impl Arena {
         if bytes < need + header {
             return None;
         }
-        let block = match &self.source {
-            Source::Heap => heap::alloc_block(bytes)?,
-            Source::Range { .. } => return None,
-            #[cfg(test)]
-            Source::Test(heap) => heap.alloc(bytes)?,
-        };
+        let less = if self.makes_do && LITTLE >= need + header { LITTLE.min(bytes) } else { bytes };
+        let (block, bytes) = [bytes, less].into_iter().find_map(|bytes| Some((self.take(bytes)?, bytes)))?;
         let start = (block.as_ptr().addr() - self.base.addr()) / UNIT;
         let (Ok(first), Ok(end)) = (u32::try_from(start + header / UNIT), u32::try_from(start + bytes / UNIT)) else {
             // Past the reach of an offset: as good as no memory.
@@ -223,6 +227,15 @@ impl Arena {
         // What is left of the chunk before is lost; whoever is about to take it sees the cursor changed.
         self.growth.cursor.store(word, Ordering::Release);
         Some(word)
+    }
+
+    fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
+        match &self.source {
+            Source::Heap => heap::alloc_block(bytes),
+            Source::Range { .. } => None,
+            #[cfg(test)]
+            Source::Test(heap) => heap.alloc(bytes),
+        }
     }
 
     fn free(&self, block: NonNull<u8>, bytes: usize) {
@@ -406,10 +419,9 @@ pub(super) mod test_heap {
 
         pub fn alloc(&self, bytes: usize) -> Option<NonNull<u8>> {
             // A gap before each block: chunks are not neighbours.
-            let start = self.next.fetch_add(bytes.next_multiple_of(64) + 64, Ordering::Relaxed);
-            if start + bytes > self.layout.size() {
-                return None;
-            }
+            let end = |start: usize| start + bytes.next_multiple_of(64) + 64;
+            let fits = |start| (start + bytes <= self.layout.size()).then(|| end(start));
+            let start = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
             self.live.fetch_add(bytes, Ordering::Relaxed);
             // SAFETY: inside the range, and nobody else's.
             let block = unsafe { self.base.add(start) };

@@ -123,6 +123,12 @@ impl Memtable {
         Memtable::with_arena(Arena::new(capacity, LEAST_CHUNK)?, generation, base_row, base_writer, expected, None)
     }
 
+    /// The same, for rows that are in the log already, all of which are to find memory.
+    pub fn of_log(generation: L0Id, base_row: RowId, base_writer: Writer, capacity: usize) -> Option<Memtable> {
+        let arena = Arena::new(capacity, LEAST_CHUNK)?.making_do();
+        Memtable::with_arena(arena, generation, base_row, base_writer, 0, None)
+    }
+
     /// The same, for keys like those of another memtable.
     pub fn like(
         before: &Memtable,

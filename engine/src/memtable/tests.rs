@@ -279,6 +279,36 @@ fn a_little_memtable_needs_no_block() {
     assert!(begun_with(LEAST_CHUNK).is_none());
 }
 
+/// Rows of the log find memory as long as there is any, be it in small objects.
+#[test]
+fn a_memtable_of_the_log_makes_do_with_small_objects() {
+    let heap = TestHeap::new(3 * LITTLE + 4 * LINE);
+    let arena = |makes_do: bool| {
+        let arena = Arena::in_test_heap(&heap, 1 << 20, LEAST_CHUNK + LITTLE);
+        if makes_do {
+            arena.making_do()
+        } else {
+            arena
+        }
+    };
+    let made = |arena| Memtable::with_arena(arena, L0Id(1), RowId(BASE), Writer(0), 0, None);
+    assert!(made(arena(false)).is_none());
+    let table = made(arena(true)).expect("a small object");
+    let mut rng = Rng(9);
+    let mut model = Model::new();
+    for row in BASE.. {
+        let (key, head, addr) = (rng.key(), head(&mut rng, row), LogAddr(row));
+        if !put(&table, &key, &head, addr) {
+            break;
+        }
+        model.insert((key, Reverse(row)), (head, addr));
+    }
+    assert_eq!(table.memory_used() - std::mem::size_of::<Memtable>(), 3 * LITTLE);
+    check_all(&table, &model);
+    drop(table);
+    assert_eq!(heap.live.load(Ordering::Relaxed), 0, "all chunks are freed");
+}
+
 #[test]
 fn rows_out_of_span_have_no_room() {
     let table = Memtable::new(L0Id(1), RowId(BASE), Writer(0), 1 << 16, 0).expect("memory");

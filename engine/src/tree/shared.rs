@@ -529,7 +529,7 @@ const GENERATION: usize = std::mem::size_of::<Generation>() + 16;
 /// An empty memtable for what is in the log already.
 pub fn generation_of_log(id: L0Id, base: RowId, writer: Writer, bytes: u64) -> Result<Arc<Generation>> {
     let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
-    as_generation(bytes, false, || Memtable::new(id, base, writer, capacity, 0))
+    as_generation(bytes, false, || Memtable::of_log(id, base, writer, capacity))
 }
 
 /// The same, for a table that comes into memory and may only be read: a little one, where there is no room for another.
