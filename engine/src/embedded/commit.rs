@@ -17,7 +17,7 @@ use super::metrics::{add, add_alone, nanos};
 use super::options::Options;
 use crate::error::{Error, Result};
 use crate::tree::{NewRow, Tree};
-use crate::types::{Flags, Writer};
+use crate::types::{Flags, Head, Writer};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -254,14 +254,5 @@ fn write(tree: &Tree<'_, EmbeddedHost>, works: &[Work<'_>], sync: bool) -> Resul
 fn row<'a>(change: &Change<'a>, writer: u64) -> NewRow<'a> {
     let flags = if change.value.is_some() { Flags::default() } else { Flags::TOMBSTONE };
     let body = change.value.unwrap_or_default();
-    NewRow {
-        key: change.key,
-        body,
-        writer: Writer(writer),
-        command: 0,
-        flags,
-        incarnation: 0,
-        begins: true,
-        expect: None,
-    }
+    NewRow::first(change.key, body, &Head { writer: Writer(writer), flags, ..Head::default() }, None)
 }

@@ -200,7 +200,7 @@ impl Table {
         for (key, body) in rows {
             let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
             let (body, writer) = (body.unwrap_or_default(), Writer(writer));
-            let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
+            let row = NewRow::first(key, body, &Head { writer, flags, ..Head::default() }, None);
             assert_eq!(self.tree().append(&[row]).unwrap().written, 1);
         }
     }

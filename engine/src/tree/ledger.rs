@@ -414,7 +414,7 @@ impl<H: Host> Tree<'_, H> {
     pub fn give_back_tail(&self) -> Result<u32> {
         let mut ledger = self.shared.ledger.lock();
         self.shared.reap(&mut ledger, self.host.lagging());
-        let before = scope::with(|| ledger.free.clone());
+        let Ok(before) = scope::with(|| ledger.free.try_clone()) else { return Ok(0) };
         let kept = ledger.kept_from(Taker::Write, 0, &self.host);
         let high = ledger.free.trim(kept);
         if high == before.high() {

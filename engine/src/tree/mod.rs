@@ -88,7 +88,7 @@ use crate::host::Host;
 use crate::manifest::RunDesc;
 use crate::memtable::NodeRef;
 use crate::mutation::Pause;
-use crate::types::{Fate, Flags, L0Id, RowId, Writer};
+use crate::types::{Fate, Flags, Head, L0Id, RowId, Writer};
 
 /// A process's handle on a table: cheap to make, one for each use.
 pub struct Tree<'a, H: Host> {
@@ -184,6 +184,14 @@ pub struct NewRow<'a> {
     pub begins: bool,
     /// `None`: write whatever stands there. `Some`: only if the key is as it was seen.
     pub expect: Option<Observed>,
+}
+
+impl<'a> NewRow<'a> {
+    /// The first version of a row, with this head but for its row id.
+    pub fn first(key: &'a [u8], body: &'a [u8], head: &Head, expect: Option<Observed>) -> NewRow<'a> {
+        let &Head { writer, command, flags, incarnation, .. } = head;
+        NewRow { key, body, writer, command, flags, incarnation, begins: true, expect }
+    }
 }
 
 /// What became of an append: `written` rows, in order, with consecutive row ids from `first`. Fewer than were given: there

@@ -111,9 +111,7 @@ fn worth(open: &Open, row: &RowBuf, oldest: u64, scratch: &mut RowBuf) -> Result
 /// and the commit log may have forgotten the writer, or do so soon, for PostgreSQL takes the new file's rows to be as young as it is.
 pub(super) fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head, oldest: u64) -> Result<()> {
     let flags = head.flags.without(Flags::POINTER).without(Flags::SPECULATIVE);
-    let Head { command, incarnation, .. } = *head;
     let writer = if head.writer.0 < oldest { writers::FROZEN } else { head.writer };
-    let row = NewRow { key, body, writer, command, flags, incarnation, begins: true, expect: None };
-    memory::append(&to.tree, &[row])?;
+    memory::append(&to.tree, &[NewRow::first(key, body, &Head { writer, flags, ..*head }, None)])?;
     Ok(())
 }

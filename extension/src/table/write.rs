@@ -134,16 +134,7 @@ pub fn insert(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: F
 
 fn append_unkeyed(open: &Open, draft: &Draft, writer: Writer, command: u32, flags: Flags) -> Result<Head> {
     let mut head = Head { writer, command, flags, ..Head::default() };
-    let row = NewRow {
-        key: &draft.key,
-        body: &draft.body,
-        writer,
-        command,
-        flags,
-        incarnation: 0,
-        begins: true,
-        expect: None,
-    };
+    let row = NewRow::first(&draft.key, &draft.body, &head, None);
     head.row_id = memory::append(&open.tree, &[row])?.first;
     ssi::write_table(open.rel);
     Ok(head)
@@ -158,16 +149,7 @@ fn append(
     begins: bool,
     observed: Observed,
 ) -> Result<Option<RowId>> {
-    let row = NewRow {
-        key,
-        body,
-        writer: head.writer,
-        command: head.command,
-        flags: head.flags,
-        incarnation: head.incarnation,
-        begins,
-        expect: Some(observed),
-    };
+    let row = NewRow { begins, ..NewRow::first(key, body, head, Some(observed)) };
     let appended = memory::append(&open.tree, &[row])?;
     if appended.written == 0 {
         return Ok(None);
@@ -205,17 +187,8 @@ pub fn insert_many(
                 }
                 expect = Some(observed);
             }
-            let flags = Flags::default();
-            rows.push(NewRow {
-                key: &draft.key,
-                body: &draft.body,
-                writer,
-                command,
-                flags,
-                incarnation,
-                begins: true,
-                expect,
-            });
+            let head = Head { writer, command, incarnation, ..Head::default() };
+            rows.push(NewRow::first(&draft.key, &draft.body, &head, expect));
         }
         let mut written = 0;
         if !rows.is_empty() {

@@ -7,7 +7,7 @@ use crate::options::TreeOptions;
 use crate::page::PageBuf;
 use crate::tree::model::{TestHost, World};
 use crate::tree::{NewRow, Shared};
-use crate::types::{L0Id, RowId};
+use crate::types::{Head, L0Id, RowId};
 use std::sync::atomic::Ordering::Relaxed;
 
 struct Alone;
@@ -75,7 +75,7 @@ impl Table {
         };
         let flags = if body.is_some() { Flags::default() } else { Flags::TOMBSTONE };
         let body = body.map_or(&[][..], |body| body);
-        let row = NewRow { key, body, writer, command: 0, flags, incarnation: 0, begins: true, expect: None };
+        let row = NewRow::first(key, body, &Head { writer, flags, ..Head::default() }, None);
         self.tree().append(&[row]).unwrap().first
     }
 
