@@ -158,6 +158,17 @@ fn what_one_size_had_serves_others_and_blocks(mem: *mut u8) {
     assert!(heap::stats().scraps < before.size / 100, "{:?}", heap::stats());
 }
 
+/// What nobody uses any more serves blocks.
+fn all_comes_back() {
+    loosekv_shm::leave();
+    // After a pass that was in vain there is none for a while.
+    std::thread::sleep(Duration::from_millis(100));
+    let blocks = take_blocks(BLOCK);
+    assert!(blocks.len() >= (SEGMENT - EMERGENCY) / BLOCK - 1, "{} blocks, {:?}", blocks.len(), heap::stats());
+    give(blocks, BLOCK);
+    loosekv_shm::leave();
+}
+
 /// Free objects whose chunks are in use serve smaller ones, which are as good as any others afterwards.
 fn what_is_free_of_large_objects_serves_small_ones(mem: *mut u8) {
     create(mem);
@@ -174,12 +185,7 @@ fn what_is_free_of_large_objects_serves_small_ones(mem: *mut u8) {
     assert!(kept.iter().all(|(_, object)| object.iter().all(|word| *word == 2048)));
     assert!(small.iter().all(|object| object.iter().all(|word| *word == 480)));
     drop((kept, small));
-    loosekv_shm::leave();
-    std::thread::sleep(Duration::from_millis(100));
-    let blocks = take_blocks(BLOCK);
-    assert!(blocks.len() >= (SEGMENT - EMERGENCY) / BLOCK - 1, "{} blocks, {:?}", blocks.len(), heap::stats());
-    give(blocks, BLOCK);
-    loosekv_shm::leave();
+    all_comes_back();
 }
 
 /// Free objects whose chunks are in use serve larger ones, which are as good as any others afterwards.
@@ -208,12 +214,7 @@ fn what_is_free_of_small_objects_serves_large_ones(mem: *mut u8) {
     assert_eq!(heap::stats().free, free, "no chunk was free");
     assert!(kept.iter().all(|(_, object)| object.iter().all(|word| *word == 1152)));
     drop(kept);
-    loosekv_shm::leave();
-    std::thread::sleep(Duration::from_millis(100));
-    let blocks = take_blocks(BLOCK);
-    assert!(blocks.len() >= (SEGMENT - EMERGENCY) / BLOCK - 1, "{} blocks, {:?}", blocks.len(), heap::stats());
-    give(blocks, BLOCK);
-    loosekv_shm::leave();
+    all_comes_back();
 }
 
 /// Objects that live hold their chunks, and no others.

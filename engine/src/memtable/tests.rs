@@ -232,6 +232,21 @@ fn stale_and_reused_splices() {
     });
 }
 
+/// Puts rows of random keys until the memtable is full.
+fn fill_up(table: &Memtable) -> Model {
+    let mut rng = Rng(9);
+    let mut model = Model::new();
+    for row in BASE.. {
+        let (key, head, addr) = (rng.key(), head(&mut rng, row), LogAddr(row));
+        if !put(table, &key, &head, addr) {
+            assert!(table.by_row(RowId(row)).is_none());
+            break;
+        }
+        model.insert((key, Reverse(row)), (head, addr));
+    }
+    model
+}
+
 #[test]
 fn full_is_found_beforehand() {
     let capacities: &[usize] = if cfg!(miri) { &[5000] } else { &[4096, 9000, 40_000] };
@@ -240,16 +255,7 @@ fn full_is_found_beforehand() {
         let arena = Arena::in_test_heap(&heap, capacity, LEAST_CHUNK);
         let in_heap = Memtable::with_arena(arena, L0Id(1), RowId(BASE), Writer(0), 0, None);
         for table in [in_heap, Memtable::new(L0Id(1), RowId(BASE), Writer(0), capacity, 0)].into_iter().flatten() {
-            let mut rng = Rng(9);
-            let mut model = Model::new();
-            for row in BASE.. {
-                let (key, head, addr) = (rng.key(), head(&mut rng, row), LogAddr(row));
-                if !put(&table, &key, &head, addr) {
-                    assert!(table.by_row(RowId(row)).is_none());
-                    break;
-                }
-                model.insert((key, Reverse(row)), (head, addr));
-            }
+            let model = fill_up(&table);
             assert!(table.bytes_used() <= capacity.next_multiple_of(4096) && !model.is_empty());
             check_all(&table, &model);
         }
@@ -265,15 +271,7 @@ fn a_little_memtable_needs_no_block() {
         Memtable::with_arena(arena, L0Id(1), RowId(BASE), Writer(0), 0, None)
     };
     let little = begun_with(LITTLE).expect("room");
-    let mut rng = Rng(9);
-    let mut model = Model::new();
-    for row in BASE.. {
-        let (key, head, addr) = (rng.key(), head(&mut rng, row), LogAddr(row));
-        if !put(&little, &key, &head, addr) {
-            break;
-        }
-        model.insert((key, Reverse(row)), (head, addr));
-    }
+    let model = fill_up(&little);
     assert!(model.len() > 20 && little.memory_used() < LEAST_CHUNK, "{} rows", model.len());
     check_all(&little, &model);
     assert!(begun_with(LEAST_CHUNK).is_none());
@@ -294,15 +292,7 @@ fn a_memtable_of_the_log_makes_do_with_small_objects() {
     let made = |arena| Memtable::with_arena(arena, L0Id(1), RowId(BASE), Writer(0), 0, None);
     assert!(made(arena(false)).is_none());
     let table = made(arena(true)).expect("a small object");
-    let mut rng = Rng(9);
-    let mut model = Model::new();
-    for row in BASE.. {
-        let (key, head, addr) = (rng.key(), head(&mut rng, row), LogAddr(row));
-        if !put(&table, &key, &head, addr) {
-            break;
-        }
-        model.insert((key, Reverse(row)), (head, addr));
-    }
+    let model = fill_up(&table);
     assert_eq!(table.memory_used() - std::mem::size_of::<Memtable>(), 3 * LITTLE);
     check_all(&table, &model);
     drop(table);
