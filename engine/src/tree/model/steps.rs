@@ -556,14 +556,15 @@ pub(super) fn rows_together(tree: &T<'_>) {
             assert_eq!(*looked, Looked::Gone);
             continue;
         };
+        let is_left = |row: RowId| after.iter().any(|(_, left)| left.row == row);
         if *looked == Looked::Gone {
-            let left = after.iter().any(|(_, left)| left.row == *row);
-            assert!(!left, "row {row} is lost\n{}", check::story(tree, key));
+            assert!(!is_left(*row), "row {row} is lost\n{}", check::story(tree, key));
             continue;
         }
         assert_eq!((&out.key, &out.body, out.head.row_id, shown), (*key, &written.body, *row, row));
         if *looked == Looked::Alone {
-            let newer = before.iter().find(|(other, newer)| other == *key && newer.row > *row);
+            // Of one whose writer was rolled back meanwhile nothing may be left.
+            let newer = before.iter().find(|(of, newer)| of == *key && newer.row > *row && is_left(newer.row));
             assert!(newer.is_none(), "row {row} is not alone: {newer:?}\n{}", check::story(tree, key));
         }
     }
