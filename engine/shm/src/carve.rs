@@ -1,4 +1,4 @@
-//! Small objects out of chunks, or out of free ones, and how much of each chunk they are.
+//! Small objects out of chunks, or out of larger ones, and how much of each chunk they are.
 //!
 //! ```text
 //!  bump (one a level):   offset / 8 : 32 | bytes left / 8 : 32      where the next objects are cut
@@ -14,15 +14,15 @@ use crate::class;
 use crate::heap::{base_ptr, header};
 use crate::stack::{link, next, Batch};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Bytes of objects carved at once.
 const PORTION: usize = 4096;
 /// Units of the words here.
-pub(crate) const UNIT: usize = 8;
+const UNIT: usize = 8;
 
 /// Objects carved at once.
-pub(crate) fn portion(c: usize) -> usize {
+fn portion(c: usize) -> usize {
     (PORTION / class::size(c)).clamp(crate::heap::RESERVED as usize, 64)
 }
 
@@ -34,9 +34,8 @@ pub(crate) struct Bump(AtomicU64);
 #[repr(C)]
 pub(crate) struct ChunkUse {
     cut: AtomicU32,
-    /// For the process that gives chunks back: bytes of it that were found free, and objects that it has in hand.
+    /// For the process that gives chunks back: bytes of it that were found free.
     pub found: AtomicU32,
-    pub in_hand: AtomicPtr<u8>,
 }
 
 impl ChunkUse {
@@ -119,29 +118,14 @@ pub(crate) fn split(c: usize) -> Option<Batch> {
         }
         batch.first.addr() - base_ptr().addr()
     };
-    uncarve(from, at);
-    // SAFETY: it was an object, and is ours.
-    Some(unsafe { cut(c, at, class::size(from)) })
-}
-
-/// An object of class `d` at this offset, which nobody has, is to be cut anew.
-pub(crate) fn uncarve(d: usize, at: usize) {
-    header().count_uncarved(d, 1);
-    header().use_at(at).take_objects(class::size(d));
-}
-
-/// Objects of class `c` out of memory in which nothing is carved, and smaller ones out of what is left of it.
-///
-/// # Safety
-/// The memory is the caller's; it is in one chunk, and has room for one object at least.
-pub(crate) unsafe fn cut(c: usize, at: usize, bytes: usize) -> Batch {
-    let (size, align) = (class::size(c), class::align(c));
-    let (start, end) = (at.next_multiple_of(align), at + bytes);
+    header.count_uncarved(from, 1);
+    header.use_at(at).take_objects(class::size(from));
+    let (start, end) = (at.next_multiple_of(align), at + class::size(from));
     let count = ((end - start) / size).min(portion(c));
     recycle(at, start - at);
     recycle(start + count * size, end - start - count * size);
-    // SAFETY: within the caller's memory, beside what was recycled.
-    unsafe { made(c, start, count) }
+    // SAFETY: within the object that was split, beside what was recycled.
+    Some(unsafe { made(c, start, count) })
 }
 
 /// Offset and number of the objects.

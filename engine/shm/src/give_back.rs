@@ -1,12 +1,9 @@
-//! Gives chunks back whose small objects are all free, so that blocks, and objects of other sizes, can have them. Where there is
-//! none, and a small object is wanted, free ones beside each other become one (join.rs).
+//! Gives chunks back whose small objects are all free, so that blocks, and objects of other sizes, can have them.
 //!
 //! ```text
 //!   count:  each class: take all free objects, count them to their chunks, put them back
 //!   pick:   each class: take all free objects of chunks that seemed free, put back the others
 //!   judge:  chunks of which all bytes are in hand go; the objects of others are put back
-//!
-//!   join:   if no chunk seemed free: the same with chunks in which enough seemed free, and their objects are joined
 //! ```
 //!
 //! One process at a time does it, when it has found no chunk. Nobody is stopped: who allocates or frees meanwhile may
@@ -17,11 +14,9 @@
 //!
 //! Keeps design invariant I19 as the heap does: [`crate::heap::create`] forgets all of this.
 
-use crate::carve::{portion, ChunkUse};
 use crate::chunks::CHUNK;
 use crate::class;
 use crate::heap::{self, base_ptr, header, OneThread};
-use crate::join::join;
 use crate::stack::{link, next, Batch};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
@@ -87,14 +82,14 @@ impl Passes {
         true
     }
 
-    fn worth_it(&self, to_join: bool) -> bool {
+    fn worth_it(&self) -> bool {
         let free = free_objects();
         let left = self.left.load(Relaxed);
         if free < left {
             self.left.store(free, Relaxed);
         }
         let freed = free.saturating_sub(left);
-        freed >= WORTH || (freed > 0 || to_join) && now() >= self.rested.load(Relaxed)
+        freed >= WORTH || freed > 0 && now() >= self.rested.load(Relaxed)
     }
 }
 
@@ -115,17 +110,16 @@ pub fn heed() {
     }
 }
 
-/// Looks for chunks to give back, or, where an object of class `wanted` would do, for free ones that make one together. False: nothing
-/// was found, or it is not worth looking.
+/// Looks for chunks to give back. False: none was found, or it is not worth looking.
 #[cold]
-pub(crate) fn run(wanted: Option<usize>) -> bool {
+pub(crate) fn run() -> bool {
     let passes = &header().passes;
     let seen = passes.now();
     if !seen.is_multiple_of(2) {
         return passes.wait_for_another(seen);
     }
     heap::spill_surplus();
-    if !passes.worth_it(wanted.is_some()) {
+    if !passes.worth_it() {
         return false;
     }
     if passes.number.compare_exchange(seen, seen + 1, AcqRel, Acquire).is_err() {
@@ -133,13 +127,12 @@ pub(crate) fn run(wanted: Option<usize>) -> bool {
     }
     let begun = now();
     count();
-    let given = mark(is_all) && judge(pick()) > 0;
-    let joined = !given && wanted.is_some_and(|c| mark(|_, found| found >= class::size(c)) && join(c, pick()));
+    let given = if mark() { judge(pick()) } else { 0 };
     let ended = now();
     passes.left.store(free_objects(), Relaxed);
-    passes.rested.store(if joined { ended } else { ended + (ended - begun) * REST }, Relaxed);
+    passes.rested.store(ended + (ended - begun) * REST, Relaxed);
     passes.number.store(seen + 2, Release);
-    given || joined
+    given > 0
 }
 
 /// Bytes of small objects that are free for every process.
@@ -147,11 +140,11 @@ pub(crate) fn free_objects() -> usize {
     (0..class::COUNT).map(|c| class::size(c) * header().stack(c).objects() as usize).sum()
 }
 
-pub(crate) fn each_chunk() -> impl Iterator<Item = usize> {
+fn each_chunk() -> impl Iterator<Item = usize> {
     0..header().chunks.count()
 }
 
-pub(crate) fn chunk_of(object: *mut u8) -> usize {
+fn chunk_of(object: *mut u8) -> usize {
     header().chunk_of(object.addr() - base_ptr().addr())
 }
 
@@ -186,34 +179,26 @@ fn count() {
     }
 }
 
-/// Whether so many free bytes were all of the chunk's objects.
-fn is_all(of: &ChunkUse, found: usize) -> bool {
-    found > 0 && of.whole() == Some(found)
-}
-
-/// Marks the chunks that seemed to be such, by the bytes found free. False: there is none, and what was counted stays.
-fn mark(is_such: impl Fn(&ChunkUse, usize) -> bool) -> bool {
-    let seems = |of: &ChunkUse| is_such(of, of.found.load(Relaxed) as usize);
-    if !each_chunk().any(|chunk| seems(header().use_of(chunk))) {
-        return false;
-    }
+/// Marks the chunks that seemed all free. False: there is none.
+fn mark() -> bool {
+    let mut any = false;
     for chunk in each_chunk() {
         let of = header().use_of(chunk);
-        of.found.store(if seems(of) { CANDIDATE } else { 0 }, Relaxed);
+        let found = of.found.load(Relaxed);
+        let free = found > 0 && of.whole() == Some(found as usize);
+        of.found.store(if free { CANDIDATE } else { 0 }, Relaxed);
+        any |= free;
     }
-    true
+    any
 }
 
 /// Objects in hand, linked; each says its class in its second word.
-#[derive(Clone, Copy)]
-pub(crate) struct InHand(pub *mut u8);
+struct InHand(*mut u8);
 
 impl InHand {
-    pub const NONE: InHand = InHand(ptr::null_mut());
-
     /// # Safety
     /// The object is free and the caller's.
-    pub unsafe fn add(&mut self, object: *mut u8, c: usize) {
+    unsafe fn add(&mut self, object: *mut u8, c: usize) {
         // SAFETY: the caller's promise; an object has two words. The second one may be read by a late pop.
         unsafe {
             link(object, self.0);
@@ -239,45 +224,15 @@ impl Iterator for InHand {
     }
 }
 
-/// Objects on their way back to the stacks: those of a class that come one after another go together.
-pub(crate) struct Back {
-    batch: Batch,
-    class: usize,
-}
-
-impl Back {
-    pub const NOTHING: Back = Back { batch: Batch { first: ptr::null_mut(), count: 0 }, class: 0 };
-
-    /// # Safety
-    /// The object is of this class, free and the caller's.
-    pub unsafe fn add(&mut self, object: *mut u8, class: usize) {
-        if class != self.class || self.batch.count as usize >= portion(class) {
-            self.push();
-            self.class = class;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { link(object, self.batch.first) };
-        self.batch = Batch { first: object, count: self.batch.count + 1 };
-    }
-
-    pub fn push(&mut self) {
-        let batch = std::mem::replace(&mut self.batch, Back::NOTHING.batch);
-        if batch.count > 0 {
-            // SAFETY: what was added is free, of the class, and nobody else's.
-            unsafe { header().stack(self.class).push(base_ptr(), batch) };
-        }
-    }
-}
-
 /// Takes the free objects of the chunks marked.
 fn pick() -> InHand {
-    let mut in_hand = InHand::NONE;
+    let mut in_hand = InHand(ptr::null_mut());
     for c in 0..class::COUNT {
         let stack = header().stack(c);
         // SAFETY: as in `count`; each object goes to one place.
         unsafe {
             for batch in stack.take_all(base_ptr()) {
-                let mut rest = Back::NOTHING.batch;
+                let mut rest = Batch { first: ptr::null_mut(), count: 0 };
                 for object in objects(batch) {
                     let found = &header().use_of(chunk_of(object)).found;
                     if found.load(Relaxed) & CANDIDATE != 0 {
@@ -303,16 +258,19 @@ fn judge(in_hand: InHand) -> usize {
         let of = header().use_of(chunk);
         of.found.load(Relaxed) & CANDIDATE != 0 && of.whole() == Some((of.found.load(Relaxed) & !CANDIDATE) as usize)
     };
-    let mut back = Back::NOTHING;
     for (object, c) in in_hand {
         if is_ours(chunk_of(object)) {
             header().count_uncarved(c, 1);
         } else {
+            // Whatever is cut of it from now on, it is no candidate any more.
+            header().use_of(chunk_of(object)).found.store(0, Relaxed);
             // SAFETY: in hand, so ours, and free.
-            unsafe { back.add(object, c) };
+            unsafe {
+                link(object, ptr::null_mut());
+                header().stack(c).push(base_ptr(), Batch { first: object, count: 1 });
+            }
         }
     }
-    back.push();
     let mut given = 0;
     for chunk in each_chunk().filter(|chunk| is_ours(*chunk)) {
         let of = header().use_of(chunk);

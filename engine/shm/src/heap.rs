@@ -13,7 +13,7 @@
 //! one thread of a process may use it (PostgreSQL's backends have one). A magazine takes from and gives to the central stack of
 //! its class in batches; when that is empty, objects are carved from chunks, or from larger free objects once growth may take
 //! no more chunks. Larger blocks are runs of chunks and merge again when freed. Chunks whose small objects are all free are
-//! given back when somebody finds no chunk, and small ones beside each other become larger ones (give_back.rs). What grows with the data, and can do with less, stops at a bound
+//! given back when somebody finds no chunk (give_back.rs). What grows with the data, and can do with less, stops at a bound
 //! ([`limit_growth`]), so that small objects do not take all of the heap.
 //!
 //! Nobody ever holds a lock, so a process that dies at any instruction leaves the heap sound; what its magazines held is
@@ -431,7 +431,7 @@ pub(crate) fn same_room(bytes: usize, new_bytes: usize, align: usize) -> bool {
 #[inline(never)]
 pub(crate) fn refill(c: usize, level: Level) -> bool {
     while level == Level::Growth && is_overgrown() {
-        if !give_back::run(None) {
+        if !give_back::run() {
             return false;
         }
     }
@@ -441,19 +441,13 @@ pub(crate) fn refill(c: usize, level: Level) -> bool {
         let batch = unsafe { header().central[c].stack.pop(base_ptr()) };
         // What is free is cut up before more is taken than growth may take: who frees something would take it as often as growth, which
         // has had it then, comes back.
-        if let Some(batch) = batch.or_else(|| carve(c, Level::Growth)).or_else(|| split(c)) {
-            break batch;
-        }
-        // Somebody may have had in hand what is free.
-        if header().passes.wait_for_another(passes) {
-            continue;
-        }
-        if let Some(batch) = carve(c, level) {
-            break batch;
-        }
-        // Growth can do with smaller ones.
-        if !give_back::run((level != Level::Growth).then_some(c)) {
-            return false;
+        let batch = batch.or_else(|| carve(c, Level::Growth)).or_else(|| split(c)).or_else(|| carve(c, level));
+        match batch {
+            Some(batch) => break batch,
+            // Somebody may have had in hand what is free.
+            None if header().passes.wait_for_another(passes) => {}
+            None if give_back::run() => {}
+            None => return false,
         }
     };
     // SAFETY: one thread; the batch is ours and linked.
@@ -532,7 +526,7 @@ fn take_chunks(n: usize, level: Level) -> Option<*mut u8> {
     let start = loop {
         match header().chunks.take_run(n, level) {
             Some(start) => break start,
-            None if give_back::run(None) => {}
+            None if give_back::run() => {}
             None => return None,
         }
     };

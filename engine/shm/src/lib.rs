@@ -46,7 +46,6 @@ mod give_back;
 mod growth;
 pub mod heap;
 mod interleave;
-mod join;
 pub mod latch;
 pub mod reserve;
 pub mod scope;

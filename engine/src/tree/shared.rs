@@ -338,7 +338,7 @@ impl<H: Host> Shared<H> {
             let next = edit(&current)?;
             debug_assert!(next.number == current.number + 1);
             drop(current);
-            versions.retired.reserve(1);
+            versions.retired.try_reserve(1).map_err(|_| self.full(Consumer::Versions))?;
             let number = next.number;
             let old = self.current.replace(Box::new(next));
             versions.retired.push(old);
