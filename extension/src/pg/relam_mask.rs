@@ -102,7 +102,8 @@ pub fn mask(index: pg_sys::Oid, lock: u32) {
     }
 }
 
-/// Masks the keys of all partitions below a partitioned table, which the statement has locked.
+/// Masks the keys of all partitions below a partitioned table, which the statement has locked, and the copies of keys that REINDEX
+/// CONCURRENTLY makes, or has left.
 ///
 /// # Safety
 /// The partitions may be locked in this mode.
@@ -119,11 +120,11 @@ pub unsafe fn mask_partitions(parent: pg_sys::Oid, lock: u32) {
                 continue;
             }
             let rel = pg_sys::table_open(partition, lock as i32);
-            let key = if catalog::is_our_table(rel) { catalog::key_index_of(rel) } else { None };
+            let ours = catalog::is_our_table(rel);
+            let indexes = if ours { pg_sys::RelationGetIndexList(rel) } else { std::ptr::null_mut() };
             pg_sys::table_close(rel, pg_sys::NoLock as i32);
-            if let Some(key) = key {
-                mask(key, lock);
-            }
+            catalog::oids(indexes).for_each(|index| mask(index, lock));
+            pg_sys::list_free(indexes);
         }
     }
 }
