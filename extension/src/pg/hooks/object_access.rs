@@ -68,7 +68,13 @@ unsafe extern "C-unwind" fn created(relid: Oid) {
         let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
         let ours = catalog::is_our_table(rel);
         let name = error::relation_name(rel);
-        if ours && info::noted_format(catalog::file_of(rel)).is_none() {
+        let noted = info::noted_format(catalog::file_of(rel));
+        if ours && takes_over_a_file(relid) && noted.as_ref().is_none_or(KeyCodec::is_row_id) {
+            // Of a btree that came with the table from heap: nobody is going to write the rows under it.
+            pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+            return;
+        }
+        if ours && noted.is_none() {
             // The catalog will name the key before the rows are written under it: a rewrite that the same ALTER TABLE
             // makes comes first.
             info::note_format(table, catalog::file_of(rel), KeyCodec::row_id());
@@ -109,6 +115,21 @@ unsafe fn is_by_name_a_copy(relid: Oid) -> bool {
             pg_sys::RelationClose(rel);
         }
         named
+    }
+}
+
+/// A new index that is not built: ALTER TABLE goes on with the file of the one that it has dropped.
+unsafe fn takes_over_a_file(index: Oid) -> bool {
+    // SAFETY: the relation is open while it is created.
+    unsafe {
+        let rel = pg_sys::RelationIdGetRelation(index);
+        if rel.is_null() {
+            return false;
+        }
+        let other = (*(*rel).rd_rel).relfilenode != index;
+        pg_sys::RelationClose(rel);
+        // (pg_upgrade chooses the files' numbers.)
+        other && !pg_sys::IsBinaryUpgrade
     }
 }
 
