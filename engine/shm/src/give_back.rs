@@ -259,11 +259,12 @@ fn judge(in_hand: InHand) -> usize {
         of.found.load(Relaxed) & CANDIDATE != 0 && of.whole() == Some((of.found.load(Relaxed) & !CANDIDATE) as usize)
     };
     for (object, c) in in_hand {
-        if is_ours(chunk_of(object)) {
+        let chunk = chunk_of(object);
+        if is_ours(chunk) {
             header().count_uncarved(c, 1);
         } else {
             // Whatever is cut of it from now on, it is no candidate any more.
-            header().use_of(chunk_of(object)).found.store(0, Relaxed);
+            header().use_of(chunk).found.store(0, Relaxed);
             // SAFETY: in hand, so ours, and free.
             unsafe {
                 link(object, ptr::null_mut());

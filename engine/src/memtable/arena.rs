@@ -208,8 +208,11 @@ impl Arena {
         if bytes < need + header {
             return None;
         }
-        let less = if self.makes_do && LITTLE >= need + header { LITTLE.min(bytes) } else { bytes };
-        let (block, bytes) = [bytes, less].into_iter().find_map(|bytes| Some((self.take(bytes)?, bytes)))?;
+        let (block, bytes) = match self.take(bytes) {
+            Some(block) => (block, bytes),
+            None if self.makes_do && (need + header..bytes).contains(&LITTLE) => (self.take(LITTLE)?, LITTLE),
+            None => return None,
+        };
         let start = (block.as_ptr().addr() - self.base.addr()) / UNIT;
         let (Ok(first), Ok(end)) = (u32::try_from(start + header / UNIT), u32::try_from(start + bytes / UNIT)) else {
             // Past the reach of an offset: as good as no memory.

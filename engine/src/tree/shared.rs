@@ -334,11 +334,11 @@ impl<H: Host> Shared<H> {
         self.reserve_install()?;
         let mut versions = self.versions.lock();
         scope::with(|| {
+            versions.retired.try_reserve(1).map_err(|_| self.full(Consumer::Versions))?;
             let current = self.current.pin::<H>();
             let next = edit(&current)?;
             debug_assert!(next.number == current.number + 1);
             drop(current);
-            versions.retired.try_reserve(1).map_err(|_| self.full(Consumer::Versions))?;
             let number = next.number;
             let old = self.current.replace(Box::new(next));
             versions.retired.push(old);

@@ -123,7 +123,9 @@ pub unsafe fn mask_partitions(parent: pg_sys::Oid, lock: u32) {
             let ours = catalog::is_our_table(rel);
             let indexes = if ours { pg_sys::RelationGetIndexList(rel) } else { std::ptr::null_mut() };
             pg_sys::table_close(rel, pg_sys::NoLock as i32);
-            catalog::oids(indexes).for_each(|index| mask(index, lock));
+            // Others are not locked: of many partitions they may be very many.
+            let keys = catalog::oids(indexes).filter(|index| catalog::access_method_of(*index) == catalog::key_am());
+            keys.for_each(|index| mask(index, lock));
             pg_sys::list_free(indexes);
         }
     }

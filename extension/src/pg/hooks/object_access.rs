@@ -1,5 +1,6 @@
 //! A btree primary key being created on a table of ours becomes an index of ours: its `relam` in pg_class is overwritten in
-//! place, before anybody has opened it. pg_index keeps btree's operator classes.
+//! place, before anybody has opened it. pg_index keeps btree's operator classes. (One that came with its table from heap, by SET ACCESS
+//! METHOD, is a btree until it is built anew.)
 //!
 //! When a key is dropped, what its rows look like is noted, and after the statement (when a session exits, before it commits that) the
 //! table is rewritten without one: the catalog would no longer tell how to read it.
@@ -69,18 +70,15 @@ unsafe extern "C-unwind" fn created(relid: Oid) {
         let ours = catalog::is_our_table(rel);
         let name = error::relation_name(rel);
         let noted = info::noted_format(catalog::file_of(rel));
-        if ours && takes_over_a_file(relid) && noted.as_ref().is_none_or(KeyCodec::is_row_id) {
-            // Of a btree that came with the table from heap: nobody is going to write the rows under it.
-            pg_sys::relation_close(rel, pg_sys::NoLock as i32);
-            return;
-        }
-        if ours && noted.is_none() {
+        // Nobody is going to write the rows under it.
+        let came_from_heap = ours && noted.as_ref().is_none_or(KeyCodec::is_row_id) && takes_over_a_file(relid);
+        if ours && !came_from_heap && noted.is_none() {
             // The catalog will name the key before the rows are written under it: a rewrite that the same ALTER TABLE
             // makes comes first.
             info::note_format(table, catalog::file_of(rel), KeyCodec::row_id());
         }
         pg_sys::relation_close(rel, pg_sys::NoLock as i32);
-        if !ours {
+        if !ours || came_from_heap {
             return;
         }
         if !immediate {
