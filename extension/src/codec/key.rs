@@ -27,6 +27,14 @@ pub struct KeyColumn {
     pub collation: Oid,
 }
 
+/// What is said of a key that is not checked at once.
+pub fn deferrable() -> Unsupported {
+    Unsupported::new(
+        "DEFERRABLE primary keys are not supported on loosekv tables",
+        "Declare the primary key without DEFERRABLE. Other unique constraints may be deferrable.",
+    )
+}
+
 /// How the keys of one table are encoded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyCodec {
@@ -48,6 +56,9 @@ impl KeyCodec {
         // SAFETY: an open index has all of these, one for each of its key columns.
         unsafe {
             let form = (*index).rd_index;
+            if !(*form).indimmediate {
+                return Err(deferrable());
+            }
             let count = usize::try_from((*form).indnkeyatts).unwrap_or(0);
             let attnos = (*form).indkey.values.as_slice(count);
             let desc = (*index).rd_att;

@@ -1,9 +1,11 @@
 //! Questions to the catalog.
 
+use super::error;
 use crate::codec::key::KeyCodec;
 use crate::host::process_local::ProcessLocal;
 use pgrx::pg_sys;
 use pgrx::pg_sys::{Oid, Relation};
+use pgrx::PgSqlErrorCode;
 use std::cell::Cell;
 
 /// Name of the index access method that serves the primary keys of our tables.
@@ -144,6 +146,19 @@ pub fn key_am() -> Oid {
     found
 }
 
+/// Our index access method's oid, which somebody needs.
+pub fn required_key_am() -> Oid {
+    let am = key_am();
+    if am == Oid::INVALID {
+        error::raise(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            "access method \"loosekv_key\" does not exist",
+            Some("Run CREATE EXTENSION loosekv."),
+        );
+    }
+    am
+}
+
 /// The extension may have been dropped and created again.
 pub fn forget_key_am() {
     KEY_AM_OID.set(Oid::INVALID);
@@ -171,9 +186,10 @@ pub fn key_of_rewritten(copy: Relation) -> Option<KeyCodec> {
     rewritten(copy).map(|(_, key)| key_codec(key))
 }
 
-/// That table, and the index that is its key. (A table of a user's may have such a name, too.)
+/// That table, and the index that is its key, or will be when the table has become one of ours. (A table of a user's may have such a
+/// name, too.)
 pub fn rewritten(copy: Relation) -> Option<(Oid, Oid)> {
-    let name = super::error::relation_name(copy);
+    let name = error::relation_name(copy);
     let oid = Oid::from(name.strip_prefix("pg_temp_")?.parse::<u32>().ok()?);
     // SAFETY: looks the original up; it is locked by whoever rewrites it.
     unsafe {
@@ -182,9 +198,36 @@ pub fn rewritten(copy: Relation) -> Option<(Oid, Oid)> {
             return None;
         }
         let locked = pg_sys::CheckRelationLockedByMe(original, pg_sys::AccessExclusiveLock as i32, true);
-        let key = if locked { key_index_of(original) } else { None };
+        let key = match is_our_table(original) {
+            _ if !locked => None,
+            true => key_index_of(original),
+            false => primary_key_of(original),
+        };
         pg_sys::relation_close(original, pg_sys::NoLock as i32);
         key.map(|key| (oid, key))
+    }
+}
+
+/// The primary key of a table, whosever it is.
+///
+/// # Safety
+/// `rel` is open.
+pub unsafe fn primary_key_of(rel: Relation) -> Option<Oid> {
+    // SAFETY: by the contract.
+    unsafe {
+        if (*(*rel).rd_rel).relkind as u8 != pg_sys::RELKIND_RELATION {
+            return None;
+        }
+        // (The relation's entry does not name one that is deferrable.)
+        let list = pg_sys::RelationGetIndexList(rel);
+        let key = oids(list).find(|oid| {
+            let index = pg_sys::index_open(*oid, pg_sys::AccessShareLock as i32);
+            let primary = (*(*index).rd_index).indisprimary;
+            pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
+            primary
+        });
+        pg_sys::list_free(list);
+        key
     }
 }
 

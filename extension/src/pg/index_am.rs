@@ -99,13 +99,7 @@ unsafe extern "C-unwind" fn build_guarded(
     // SAFETY: PostgreSQL's relations.
     unsafe {
         if !catalog::is_our_table(table) {
-            error::unsupported(
-                format!(
-                    "cannot change the access method of table \"{}\" while it has a loosekv primary key",
-                    error::relation_name(table)
-                ),
-                "Drop the primary key first, and add it again afterwards.",
-            );
+            refuse_other_use();
         }
         let result = pg_sys::palloc0(size_of::<pg_sys::IndexBuildResult>()).cast::<pg_sys::IndexBuildResult>();
         if !(*(*index).rd_index).indisprimary {
@@ -124,6 +118,13 @@ unsafe extern "C-unwind" fn build_guarded(
         (*result).index_tuples = rows;
         result
     }
+}
+
+pub fn refuse_other_use() -> ! {
+    error::unsupported(
+        "access method \"loosekv_key\" serves only the primary keys of loosekv tables",
+        "Declare a PRIMARY KEY. Secondary indexes are btree, hash, gin, gist, spgist or brin indexes.",
+    )
 }
 
 /// An index that is not the primary key serves as long as it has the same columns.
@@ -183,7 +184,8 @@ unsafe fn adopt(table: Relation, index: Relation) -> Rekeyed {
         super::hooks::key_built(relid);
         if current.same_format(&target) {
             info::note_format(relid, file, target);
-            return Rekeyed::Done { rows: (*(*table).rd_rel).reltuples.max(0.0).into() };
+            let known = Open::new(table).tree.rows_about().map(|rows| rows as f64);
+            return Rekeyed::Done { rows: known.unwrap_or((*(*table).rd_rel).reltuples.max(0.0).into()) };
         }
         require_no_copies(table, (*index).rd_id);
         let open = Open::new(table);

@@ -25,7 +25,7 @@ pub mod write;
 use crate::codec::KeyError;
 use crate::host::process_local::ProcessLocal;
 use crate::host::PgHost;
-use crate::pg::{batch, error, xact};
+use crate::pg::{batch, catalog, error, xact};
 use info::Info;
 use loosekv_engine::error::Result;
 use loosekv_engine::tree::Tree;
@@ -164,7 +164,12 @@ impl Open {
 
     /// Raises what is wrong with a key.
     pub fn report_key(&self, error: KeyError) -> ! {
-        error.report(&self.name(), |column| self.key_column_name(column))
+        // Of a copy that a rewrite makes, the user knows the table.
+        let table = catalog::rewritten(self.rel).map(|(table, _)| {
+            // SAFETY: it is locked; the error closes it.
+            error::relation_name(unsafe { pg_sys::relation_open(table, pg_sys::NoLock as i32) })
+        });
+        error.report(&table.unwrap_or_else(|| self.name()), |column| self.key_column_name(column))
     }
 
     /// What the tree stores beside the key for the row in the slot.

@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`object_access`] | makes a new primary key of our table an index of ours; notes when one is dropped |
+//! | [`access_method`] | makes the key of a table that becomes ours an index of ours, and of one that leaves a btree |
 //! | [`planner`] | shows our key to the planner as the btree it looks like |
 //! | [`executor`] | ON CONFLICT and row comparisons, which PostgreSQL allows with btree alone |
 //! | [`databases`] | databases that are dropped or moved |
@@ -16,6 +17,7 @@
 //! with nothing to drop: it calls guarded functions before and after, and PostgreSQL's directly in between. What a hook has
 //! set up when an error jumps over it is undone by [`transaction_ended`] and [`subtransaction_ended`].
 
+pub mod access_method;
 pub mod databases;
 pub mod executor;
 pub mod explain;

@@ -1,12 +1,12 @@
 //! A btree primary key being created on a table of ours becomes an index of ours: its `relam` in pg_class is overwritten in
-//! place, before anybody has opened it. pg_index keeps btree's operator classes. (One that came with its table from heap, by SET ACCESS
-//! METHOD, is a btree until it is built anew.)
+//! place, before anybody has opened it. pg_index keeps btree's operator classes. (One that comes with its table from heap:
+//! [`access_method`].)
 //!
 //! When a key is dropped, what its rows look like is noted, and after the statement (when a session exits, before it commits that) the
 //! table is rewritten without one: the catalog would no longer tell how to read it.
 
-use super::{databases, publications, utility};
-use crate::codec::key::KeyCodec;
+use super::{access_method, databases, publications, utility};
+use crate::codec::key::{self, KeyCodec};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::{catalog, error, index_am};
 use crate::table::info;
@@ -51,6 +51,8 @@ unsafe extern "C-unwind" fn hook(
                 publications::note(object);
             } else if access == pg_sys::ObjectAccessType::OAT_DROP {
                 dropped(object);
+            } else if access == pg_sys::ObjectAccessType::OAT_POST_ALTER {
+                access_method::altered(object);
             }
         } else if class.to_u32() == pg_sys::DatabaseRelationId.to_u32() && part == 0 {
             database(access, object);
@@ -68,34 +70,19 @@ unsafe extern "C-unwind" fn created(relid: Oid) {
         let Some((table, immediate)) = primary_key_of(relid) else { return };
         let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
         let ours = catalog::is_our_table(rel);
-        let name = error::relation_name(rel);
-        let noted = info::noted_format(catalog::file_of(rel));
-        // Nobody is going to write the rows under it.
-        let came_from_heap = ours && noted.as_ref().is_none_or(KeyCodec::is_row_id) && takes_over_a_file(relid);
-        if ours && !came_from_heap && noted.is_none() {
+        if ours && info::noted_format(catalog::file_of(rel)).is_none() {
             // The catalog will name the key before the rows are written under it: a rewrite that the same ALTER TABLE
             // makes comes first.
             info::note_format(table, catalog::file_of(rel), KeyCodec::row_id());
         }
         pg_sys::relation_close(rel, pg_sys::NoLock as i32);
-        if !ours || came_from_heap {
+        if !ours {
             return;
         }
         if !immediate {
-            error::unsupported(
-                format!("DEFERRABLE primary keys are not supported on loosekv table \"{name}\""),
-                "Declare the primary key without DEFERRABLE. Other unique constraints may be deferrable.",
-            );
+            key::deferrable().report();
         }
-        let am = catalog::key_am();
-        if am == Oid::INVALID {
-            error::raise(
-                PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-                "access method \"loosekv_key\" does not exist",
-                Some("Run CREATE EXTENSION loosekv."),
-            );
-        }
-        overwrite_relam(relid, am);
+        overwrite_relam(relid, catalog::required_key_am());
     }
 }
 
@@ -113,21 +100,6 @@ unsafe fn is_by_name_a_copy(relid: Oid) -> bool {
             pg_sys::RelationClose(rel);
         }
         named
-    }
-}
-
-/// A new index that is not built: ALTER TABLE goes on with the file of the one that it has dropped.
-unsafe fn takes_over_a_file(index: Oid) -> bool {
-    // SAFETY: the relation is open while it is created.
-    unsafe {
-        let rel = pg_sys::RelationIdGetRelation(index);
-        if rel.is_null() {
-            return false;
-        }
-        let other = (*(*rel).rd_rel).relfilenode != index;
-        pg_sys::RelationClose(rel);
-        // (pg_upgrade chooses the files' numbers.)
-        other && !pg_sys::IsBinaryUpgrade
     }
 }
 
@@ -165,24 +137,39 @@ unsafe fn overwrite_relam(index: Oid, am: Oid) {
     // SAFETY: the row was inserted by this command; nobody else has seen it.
     unsafe {
         let catalog = pg_sys::table_open(pg_sys::RelationRelationId, pg_sys::RowExclusiveLock as i32);
-        let mut key = oid_key(pg_sys::Anum_pg_class_oid, index);
-        let own = &raw mut pg_sys::SnapshotSelfData;
-        let scan = pg_sys::systable_beginscan(catalog, Oid::from(pg_sys::ClassOidIndexId), true, own, 1, &mut key);
-        let tuple = pg_sys::systable_getnext(scan);
-        if tuple.is_null() {
-            error::raise(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, format!("index {index} is not in pg_class"), None);
-        }
-        let copy = pg_sys::heap_copytuple(tuple);
-        pg_sys::systable_endscan(scan);
-        (*get_struct::<pg_sys::FormData_pg_class>(copy)).relam = am;
-        pg_sys::heap_inplace_update(catalog, copy);
-        pg_sys::heap_freetuple(copy);
+        let row = own_class_row(catalog, index);
+        (*get_struct::<pg_sys::FormData_pg_class>(row)).relam = am;
+        pg_sys::heap_inplace_update(catalog, row);
+        pg_sys::heap_freetuple(row);
         pg_sys::table_close(catalog, pg_sys::RowExclusiveLock as i32);
     }
 }
 
+/// A copy of the relation's row in pg_class, as this command has left it.
+///
+/// # Safety
+/// `catalog` is pg_class, open.
+pub(super) unsafe fn own_class_row(catalog: pg_sys::Relation, relid: Oid) -> pg_sys::HeapTuple {
+    // SAFETY: by the contract.
+    unsafe {
+        let mut key = oid_key(pg_sys::Anum_pg_class_oid, relid);
+        let own = &raw mut pg_sys::SnapshotSelfData;
+        let scan = pg_sys::systable_beginscan(catalog, Oid::from(pg_sys::ClassOidIndexId), true, own, 1, &mut key);
+        let row = pg_sys::systable_getnext(scan);
+        if row.is_null() {
+            error::raise(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, format!("relation {relid} is not in pg_class"), None);
+        }
+        let copy = pg_sys::heap_copytuple(row);
+        pg_sys::systable_endscan(scan);
+        copy
+    }
+}
+
 /// GETSTRUCT.
-unsafe fn get_struct<T>(tuple: pg_sys::HeapTuple) -> *mut T {
+///
+/// # Safety
+/// A tuple of the catalog that `T` stands for.
+pub(super) unsafe fn get_struct<T>(tuple: pg_sys::HeapTuple) -> *mut T {
     // SAFETY: a catalog tuple has its fixed part behind its header.
     unsafe { (*tuple).t_data.byte_add(usize::from((*(*tuple).t_data).t_hoff)).cast() }
 }

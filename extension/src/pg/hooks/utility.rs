@@ -3,7 +3,7 @@
 use super::{databases, explain, object_access, options, publications};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::{guarded, raw};
-use crate::pg::{catalog, error, relam_mask};
+use crate::pg::{catalog, error, index_am, relam_mask};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{AlterTableType, NodeTag, Oid, PlannedStmt};
 use pgrx::prelude::*;
@@ -186,10 +186,7 @@ unsafe fn index(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStm
             return statement;
         }
         if !(*index).primary {
-            error::unsupported(
-                "access method \"loosekv_key\" serves only the primary keys of loosekv tables",
-                "Declare a PRIMARY KEY. Secondary indexes are btree, hash, gin, gist, spgist or brin indexes.",
-            );
+            index_am::refuse_other_use();
         }
         let statement =
             if read_only { pg_sys::copyObjectImpl(statement.cast()).cast::<PlannedStmt>() } else { statement };
@@ -222,7 +219,6 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
                 }
                 AlterTableType::AT_SetAccessMethod => {
                     note_table((*alter).relation);
-                    refuse_set_access_method((*alter).relation, (*command).name);
                     note_leaving((*alter).relation, (*command).name);
                 }
                 _ => {}
@@ -293,15 +289,15 @@ unsafe fn lookup_owned(name: *mut pg_sys::RangeVar, lock: u32) -> Option<Oid> {
     }
 }
 
-/// The name of the relation, and its key, if it is a table of ours.
-unsafe fn our_table(name: *mut pg_sys::RangeVar) -> Option<(String, Option<Oid>)> {
+/// The name of the relation, if it is a table of ours.
+unsafe fn our_table(name: *mut pg_sys::RangeVar) -> Option<String> {
     // SAFETY: as for `lookup`; opened only for a look.
     unsafe {
         let rel = pg_sys::try_relation_open(lookup(name, pg_sys::AccessShareLock)?, pg_sys::NoLock as i32);
         if rel.is_null() {
             return None;
         }
-        let ours = catalog::is_our_table(rel).then(|| (error::relation_name(rel), catalog::key_index_of(rel)));
+        let ours = catalog::is_our_table(rel).then(|| error::relation_name(rel));
         pg_sys::relation_close(rel, pg_sys::NoLock as i32);
         ours
     }
@@ -309,26 +305,11 @@ unsafe fn our_table(name: *mut pg_sys::RangeVar) -> Option<(String, Option<Oid>)
 
 unsafe fn refuse_using_index(table: *mut pg_sys::RangeVar) {
     // SAFETY: the statement's table.
-    if let Some((name, _)) = unsafe { our_table(table) } {
+    if let Some(name) = unsafe { our_table(table) } {
         error::unsupported(
             format!("ADD PRIMARY KEY USING INDEX is not supported on loosekv table \"{name}\""),
             "The primary key is the table itself. Use ADD PRIMARY KEY (columns), and drop the index.",
         );
-    }
-}
-
-unsafe fn refuse_set_access_method(table: *mut pg_sys::RangeVar, method: *const c_char) {
-    // SAFETY: the statement's table and method.
-    unsafe {
-        if method.is_null() || CStr::from_ptr(method) == c"loosekv" {
-            return;
-        }
-        if let Some((name, Some(_))) = our_table(table) {
-            error::unsupported(
-                format!("cannot change the access method of table \"{name}\" while it has a loosekv primary key"),
-                "Drop the primary key first, and add it again afterwards.",
-            );
-        }
     }
 }
 
