@@ -60,7 +60,8 @@ pub trait Host: Sized + 'static {
     type Horizon: Horizon;
     /// Extents under construction are named in the meta page before they are written to (hosts with standbys).
     const NAME_PENDING: bool;
-    /// Merges ask for every page beforehand, instead of leaving that to the system after a while.
+    /// Merges ask for every page beforehand, instead of leaving that to the system after a while. (Of many runs at once that would read
+    /// more ahead than a small machine has room for.)
     const MERGES_ASK: bool = false;
     /// While rows are being written, so many times as much garbage is put up with.
     const GARBAGE_WHILE_WRITING: u64 = 2;

@@ -171,7 +171,6 @@ impl Host for EmbeddedHost {
     type Horizon = SequenceHorizon;
     /// Nobody replays but who writes: an extent that no meta page names is free after a crash.
     const NAME_PENDING: bool = false;
-    /// Of many runs at once the system would read more ahead than a small machine has room for.
     const MERGES_ASK: bool = true;
     /// Nothing logs what a merge writes.
     const GARBAGE_WHILE_WRITING: u64 = 1;

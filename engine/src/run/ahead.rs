@@ -16,8 +16,9 @@ use std::ops::Range;
 const MOST: u32 = 32;
 /// Pages after which a walk forwards asks for nothing any more, if the system below reads ahead by itself ...
 const LONG: u32 = 128;
-/// ... or for so many at once.
-const MOST_OF_LONG: u32 = 128;
+/// ... or for so many at once in all walks that go on side by side, and for so many at least in each.
+const MOST_OF_LONG: u32 = 256;
+const LEAST_OF_LONG: u32 = 16;
 
 /// Who is to ask for the pages of a long walk forwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +26,16 @@ pub enum Long {
     /// Nobody: the system below reads ahead by itself.
     #[default]
     System,
-    Walk,
+    /// The walk, for so many pages at once.
+    Walk { most: u32 },
+}
+
+impl Long {
+    /// Each of so many walks asks for its own pages. What all of them have asked for waits in memory until they come to it.
+    pub fn walks(count: usize) -> Long {
+        let count = u32::try_from(count).unwrap_or(u32::MAX).max(1);
+        Long::Walk { most: (MOST_OF_LONG / count).max(LEAST_OF_LONG) }
+    }
 }
 
 /// What a walk has asked for.
@@ -73,9 +83,17 @@ impl Ahead {
             0 | 1 => self.window / 2,
             _ => self.window.saturating_mul(2),
         };
-        self.window = self.window.clamp(2, if self.is_long() { MOST_OF_LONG } else { MOST });
+        self.window = self.window.clamp(2, self.most());
         self.requests = self.requests.saturating_add(1);
         self.ask(self.until.max(at), pages)
+    }
+
+    /// Pages of one request.
+    fn most(&self) -> u32 {
+        match self.long {
+            Long::Walk { most } if self.is_long() => most,
+            _ => MOST,
+        }
     }
 
     fn is_long(&self) -> bool {
@@ -148,11 +166,18 @@ mod tests {
         ahead.begin(999, true, 1000, 0);
         let last = (1..1000).filter(|step| !ahead.enter(999 - step, true, 1000).is_empty()).last();
         assert!(last.is_some_and(|last| last > 900), "{last:?}");
-        ahead.begin(0, false, 1000, 0);
-        ahead.long = Long::Walk;
-        let requests: Vec<usize> = (1..1000).map(|at| ahead.enter(at, false, 1000).len()).collect();
-        assert_eq!(requests.iter().sum::<usize>(), 999);
-        assert_eq!(requests.iter().max(), Some(&(MOST_OF_LONG as usize)));
+    }
+
+    #[test]
+    fn long_walks_side_by_side_ask_for_all_their_pages_and_for_less_at_once_the_more_they_are() {
+        for (walks, most) in [(1, MOST_OF_LONG), (8, MOST_OF_LONG / 8), (1000, MOST)] {
+            let mut ahead = Ahead { long: Long::walks(walks), ..Ahead::default() };
+            ahead.begin(0, false, 1000, 0);
+            let requests: Vec<usize> = (1..1000).map(|at| ahead.enter(at, false, 1000).len()).collect();
+            assert_eq!(requests.iter().sum::<usize>(), 999);
+            assert_eq!(requests.iter().max(), Some(&(most as usize)), "{walks}");
+            assert!(requests[LONG as usize..].iter().all(|pages| *pages as u32 <= most.max(LEAST_OF_LONG)));
+        }
     }
 
     #[test]

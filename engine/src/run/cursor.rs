@@ -436,9 +436,9 @@ impl<P: Deref<Target = PageBuf>> RunCursor<P> {
         }
     }
 
-    /// Asks for pages in long walks, too.
-    pub fn ask_for_all(&mut self) {
-        self.ahead.long = Long::Walk;
+    /// Asks for pages in long walks, too, of which there are so many side by side.
+    pub fn ask_for_all(&mut self, walks: usize) {
+        self.ahead.long = Long::walks(walks);
     }
 
     /// Pages that this cursor entered from their neighbour, ever.

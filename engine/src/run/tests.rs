@@ -432,7 +432,8 @@ fn slices_are_runs_and_so_is_what_they_become() {
         for options in all_options() {
             let (whole, mut random) = (TestRun::write(&rows, &options), Random(7));
             let mut writer = RunWriter::new(Pages::default(), &options, L0Id(3), L0Id(5)).unwrap();
-            writer.make_slices();
+            let filters = random.below(2) == 0;
+            writer.make_slices(filters);
             // Slices: their shapes, pages and rows.
             let (mut slices, mut data, mut rows_from, mut pages_from) = (Vec::new(), Vec::new(), 0, 0);
             for (at, row) in rows.iter().enumerate() {
@@ -442,6 +443,7 @@ fn slices_are_runs_and_so_is_what_they_become() {
                     let shape = writer.end_slice().unwrap();
                     let pages = pages_from..writer.sink().pages.len() as u32;
                     assert_eq!(shape.pages(), pages.len() as u32);
+                    assert_eq!(shape.filter_pages > 0, filters && options.filter_bits > 0);
                     data.extend(extents(pages.start..pages.start + shape.data_pages));
                     slices.push((shape, extents(pages.clone()), rows_from..at + 1));
                     (rows_from, pages_from) = (at + 1, pages.end);

@@ -29,11 +29,11 @@ pub struct RunWriter<S: PageSink> {
     /// Last key of the last data page written.
     page_end: Vec<u8>,
     whole: Part,
-    filter: FilterBuilder,
     keys: Option<keys::Builder>,
     /// If slices are made: what there is since the last one.
     slice: Option<Part>,
-    /// Bytes that a row directory may take in memory.
+    options: RunOptions,
+    /// Bytes that may be kept aside in memory of each thing.
     memory: usize,
 }
 
@@ -42,14 +42,17 @@ struct Part {
     shape: RunShape,
     separators: Separators,
     directory: Option<directory::Builder>,
+    filter: Option<FilterBuilder>,
 }
 
 impl Part {
-    fn new(compressed: bool, directory: Option<usize>) -> Part {
+    fn new(options: &RunOptions, filter: bool, memory: usize) -> Part {
+        let compressed = options.compression != Compression::None;
         Part {
             shape: RunShape { compressed, ..RunShape::default() },
             separators: Separators::default(),
-            directory: directory.map(directory::Builder::new),
+            directory: options.directory.then(|| directory::Builder::new(memory)),
+            filter: filter.then(|| FilterBuilder::new(options.filter, options.filter_bits, memory)),
         }
     }
 
@@ -94,16 +97,15 @@ impl Part {
         Ok(())
     }
 
-    /// Writes the sections behind the data pages; slices have neither the `first` of them nor a filter.
+    /// Writes the sections behind the data pages; slices do not have the `first` of them.
     fn finish<S: PageSink>(
         self,
         out: &mut Out<S>,
         l0: (L0Id, L0Id),
         max_key: Vec<u8>,
         first: impl FnOnce(&mut Out<S>, &mut RunShape) -> Result<()>,
-        filter: Option<FilterBuilder>,
     ) -> Result<RunShape> {
-        let Part { mut shape, separators, directory } = self;
+        let Part { mut shape, separators, directory, filter } = self;
         shape.max_key = max_key;
         debug_assert_eq!(separators.children(), shape.data_pages as usize);
         first(out, &mut shape)?;
@@ -146,9 +148,8 @@ impl<S: PageSink> RunWriter<S> {
     /// A writer of a run that covers the L0 ids from `first_l0` to `last_l0`.
     pub fn new(sink: S, options: &RunOptions, first_l0: L0Id, last_l0: L0Id) -> Result<RunWriter<S>> {
         options.validate()?;
-        // Three things are kept aside, one of them twice where there are slices.
-        let memory = sink.memory() / 4;
-        let compressed = options.compression != Compression::None;
+        // Three things are kept aside, two of them twice where there are slices.
+        let memory = sink.memory() / 5;
         Ok(RunWriter {
             out: Out { sink, page: PageBuf::boxed() },
             l0: (first_l0, last_l0),
@@ -156,21 +157,18 @@ impl<S: PageSink> RunWriter<S> {
             last_key: Vec::new(),
             last_row: RowId(0),
             page_end: Vec::new(),
-            whole: Part::new(compressed, options.directory.then_some(memory)),
-            filter: FilterBuilder::new(options.filter, options.filter_bits, memory),
+            whole: Part::new(options, true, memory),
             keys: options.has_key_pages().then(|| keys::Builder::new(memory)),
             slice: None,
+            options: *options,
             memory,
         })
     }
 
-    /// From now on the rows can be taken out in slices. To be called before the first is added.
-    pub fn make_slices(&mut self) {
-        self.slice = Some(self.next_slice());
-    }
-
-    fn next_slice(&self) -> Part {
-        Part::new(self.whole.shape.compressed, self.whole.directory.as_ref().map(|_| self.memory))
+    /// From now on the rows can be taken out in slices, which have filters if somebody is going to ask those. To be called before the first
+    /// row is added.
+    pub fn make_slices(&mut self, filters: bool) {
+        self.slice = Some(Part::new(&self.options, filters, self.memory));
     }
 
     /// Rows added so far.
@@ -222,7 +220,10 @@ impl<S: PageSink> RunWriter<S> {
     }
 
     fn new_key(&mut self, row: &RowRef<'_>) -> Result<()> {
-        self.filter.add(key_hash(row.key), &self.out.sink)?;
+        let hash = key_hash(row.key);
+        for filter in std::iter::once(&mut self.whole).chain(&mut self.slice).filter_map(|part| part.filter.as_mut()) {
+            filter.add(hash, &self.out.sink)?;
+        }
         if let Some(keys) = &mut self.keys {
             keys.add(row.key, row.head.flags.is_tombstone(), &self.out.sink)?;
         }
@@ -261,15 +262,15 @@ impl<S: PageSink> RunWriter<S> {
     /// sink's pages are.
     pub fn end_slice(&mut self) -> Result<RunShape> {
         self.write_rest()?;
-        let next = self.next_slice();
-        let slice = self.slice.replace(next).ok_or_else(|| Error::structure("a run that is not made in slices"))?;
-        slice.finish(&mut self.out, self.l0, self.last_key.clone(), |_, _| Ok(()), None)
+        let slice = self.slice.as_mut().ok_or_else(|| Error::structure("a run that is not made in slices"))?;
+        let next = Part::new(&self.options, slice.filter.is_some(), self.memory);
+        std::mem::replace(slice, next).finish(&mut self.out, self.l0, self.last_key.clone(), |_, _| Ok(()))
     }
 
     /// Writes what is left, and the other sections. A run without rows has no pages.
     pub fn finish(mut self) -> Result<(RunShape, S)> {
         self.write_rest()?;
-        let RunWriter { mut out, l0, last_key, whole, filter, keys, .. } = self;
+        let RunWriter { mut out, l0, last_key, whole, keys, .. } = self;
         if whole.shape.rows == 0 {
             return Ok((whole.shape, out.sink));
         }
@@ -279,7 +280,7 @@ impl<S: PageSink> RunWriter<S> {
             Some(keys) => keys.finish(|contents| section(out, PageKind::Keys, contents, &mut shape.key_pages)),
             None => Ok(()),
         };
-        let shape = whole.finish(&mut out, l0, last_key, key_pages, Some(filter))?;
+        let shape = whole.finish(&mut out, l0, last_key, key_pages)?;
         Ok((shape, out.sink))
     }
 }

@@ -316,7 +316,8 @@ impl<H: Host> Tree<'_, H> {
         let options = self.shared.options.run().at_level(job.level, H::FILTER_STEP);
         let mut writer = RunWriter::new(&mut *building, &options, first_l0, last_l0)?;
         if merge.slices.each().is_some() {
-            writer.make_slices();
+            // Where the index has all keys nobody asks a filter.
+            writer.make_slices(view.first_unindexed(view.indexed_from) < view.runs.len());
         }
         let mut sources = Sources::new(view, false, job.runs.clone(), Direction::Forward);
         sources.seek(self, view, (Bound::Unbounded, Bound::Unbounded), Direction::Forward)?;

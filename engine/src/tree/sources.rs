@@ -70,10 +70,11 @@ impl<H: Host> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
         let tables = (0..count).map(|at| Source::Memtable { at, node: None });
         let words = Words::of_runs(view, runs.clone());
+        let walks = runs.clone().count();
         let cursors = runs.map(|at| {
             let mut cursor: Box<RunCursor<H::Held>> = Box::default();
             if H::MERGES_ASK && !memtables {
-                cursor.ask_for_all();
+                cursor.ask_for_all(walks);
             }
             Source::Run { at, cursor, waits: None }
         });

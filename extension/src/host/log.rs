@@ -279,6 +279,7 @@ impl PgHost {
     /// buffers otherwise; the rows of a page, wanted in the order of their keys, would each need a read of the disk.
     pub(super) fn read_log(&self, extents: &[Extent]) -> Result<()> {
         let length = self.file_pages();
+        self.leave_to_kernel();
         for extent in extents {
             for no in extent.start.0..extent.end().0.min(length) {
                 let page = self.read_to_stay(PageNo(no))?;

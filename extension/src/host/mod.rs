@@ -66,7 +66,7 @@ use loosekv_engine::row::are_tombstones;
 use loosekv_engine::row_cache::RowCache;
 use loosekv_engine::tree::{unpin_by_force, SuperVersion, Tree};
 use loosekv_engine::types::{Extent, L0Id, LogAddr, PageNo};
-use pages::Ring;
+use pages::{Ring, Sweep};
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -78,7 +78,7 @@ pub struct PgHost {
     /// Changes are logged: neither unlogged, nor temporary, nor a file of this transaction under wal_level = minimal.
     wal: bool,
     write_ring: Ring,
-    sweep: Option<Ring>,
+    sweep: Option<Sweep>,
     /// What [`Host::replay`] has shown.
     replayed: RefCell<log_reader::Replayed>,
 }
@@ -100,7 +100,7 @@ impl PgHost {
 
     /// Reads through a ring of buffers from now on.
     pub fn sweeping(mut self) -> PgHost {
-        self.sweep = Some(Ring::new(pg_sys::BufferAccessStrategyType::BAS_BULKREAD));
+        self.sweep = Some(Sweep(Ring::new(pg_sys::BufferAccessStrategyType::BAS_BULKREAD)));
         self
     }
 
@@ -157,8 +157,14 @@ impl Host for PgHost {
     const NAME_PENDING: bool = true;
     /// Every new key is looked for before it is written.
     const FILTER_STEP: u32 = 3;
+    const MERGES_ASK: bool = true;
 
     fn read_page(&self, page: PageNo) -> Result<pages::Page> {
+        self.read(page)
+    }
+
+    fn read_page_in_order(&self, page: PageNo) -> Result<pages::Page> {
+        self.leave_to_kernel();
         self.read(page)
     }
 

@@ -101,6 +101,15 @@ impl Drop for Ring {
     }
 }
 
+/// Much is read, through a ring.
+pub(super) struct Sweep(pub(super) Ring);
+
+impl Drop for Sweep {
+    fn drop(&mut self) {
+        super::read_ahead::leave_all_to_kernel();
+    }
+}
+
 impl PgHost {
     /// `RelationGetSmgr`: the open file, which any invalidation may have closed since the last call.
     pub(super) fn smgr(&self) -> pg_sys::SMgrRelation {
@@ -134,13 +143,13 @@ impl PgHost {
 
     /// The ring to read through; null: none.
     pub(super) fn read_strategy(&self) -> pg_sys::BufferAccessStrategy {
-        self.sweep.as_ref().map_or(std::ptr::null_mut(), Ring::get)
+        self.sweep.as_ref().map_or(std::ptr::null_mut(), |sweep| sweep.0.get())
     }
 
     pub(super) fn read(&self, page: PageNo) -> Result<Page> {
         interrupt::poll()?;
         seen::page();
-        let Some(ring) = &self.sweep else { return Ok(self.read_or_find(page)) };
+        let Some(Sweep(ring)) = &self.sweep else { return Ok(self.read_or_find(page)) };
         worker::between_pages()?;
         Ok(self.pinned(self.read_buffer(page, ring.get())))
     }

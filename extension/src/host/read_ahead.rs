@@ -4,12 +4,20 @@
 //! this asks by the file that PostgreSQL has open for the table (`md.c`): it goes when PostgreSQL closes it. Nothing depends on
 //! whether the kernel heeds it; pages in the buffers are not asked for. `effective_io_concurrency = 0` turns it off, as it does
 //! for PostgreSQL's scans.
+//!
+//! A merge asks for all that it will read, so what the kernel would read ahead by itself for each of its runs would only be in the way: where
+//! memory is short, and the device's read-ahead large, it goes again before anybody comes to it. So the kernel is told to leave that
+//! alone, until pages are read in their order without having been asked for.
 
 use super::pages::MAIN;
+use super::process_local::{later, Later, WithBorrow};
 use super::{seen, whereabouts, PgHost};
 use crate::pg::bindings;
 use loosekv_engine::types::{PageNo, PAGE_SIZE};
 use pgrx::pg_sys;
+
+/// Files of which the kernel reads what it is asked for, and no more.
+static BY_REQUEST: Later<Vec<pg_sys::File>> = later();
 
 /// An open file of a relation, as `md.c` in PostgreSQL 15 has it.
 #[repr(C)]
@@ -51,6 +59,17 @@ impl PgHost {
             let event = pg_sys::WaitEventIO::WAIT_EVENT_DATA_FILE_PREFETCH;
             // SAFETY: guarded; the file is open.
             unsafe { pg_sys::FilePrefetch(file, offset, bytes, event) };
+            if self.sweep.is_some() && !BY_REQUEST.with_borrow(|files| files.contains(&file)) {
+                BY_REQUEST.with_borrow_mut(|files| files.push(file));
+                advise(file, libc::POSIX_FADV_RANDOM);
+            }
+        }
+    }
+
+    /// Pages will be read in their order, and not be asked for: the kernel may read ahead.
+    pub(super) fn leave_to_kernel(&self) {
+        if self.sweep.is_some() {
+            leave_all_to_kernel();
         }
     }
 
@@ -88,5 +107,18 @@ impl PgHost {
             bindings::LWLockRelease(lock);
             buffer >= 0
         }
+    }
+}
+
+fn advise(file: pg_sys::File, advice: i32) {
+    // SAFETY: a number of PostgreSQL's; should it have closed that file the system refuses the advice.
+    unsafe { libc::posix_fadvise(bindings::FileGetRawDesc(file), 0, 0, advice) };
+}
+
+/// A sweep is over, or reads otherwise from here on.
+pub(super) fn leave_all_to_kernel() {
+    if !BY_REQUEST.with_borrow(Vec::is_empty) {
+        let files = BY_REQUEST.with_borrow_mut(std::mem::take);
+        files.into_iter().for_each(|file| advise(file, libc::POSIX_FADV_NORMAL));
     }
 }

@@ -23,6 +23,7 @@ extern "C-unwind" {
     pub fn BufTableHashCode(tag: *mut pg_sys::BufferTag) -> u32;
     pub fn BufTableLookup(tag: *mut pg_sys::BufferTag, hash: u32) -> i32;
     pub fn TransactionIdIsCurrentTransactionId(xid: pg_sys::TransactionId) -> bool;
+    pub fn FileGetRawDesc(file: pg_sys::File) -> i32;
 
     pub fn RecoveryInProgress() -> bool;
 
