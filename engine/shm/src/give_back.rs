@@ -110,6 +110,14 @@ pub fn heed() {
     }
 }
 
+/// Many small objects were freed: looks whether whole chunks are free, so that blocks find them, and those who ask how much room there is
+/// for blocks.
+pub fn free_chunks() {
+    if heap::attached() {
+        run();
+    }
+}
+
 /// Looks for chunks to give back. False: none was found, or it is not worth looking.
 #[cold]
 pub(crate) fn run() -> bool {

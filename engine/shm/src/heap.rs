@@ -29,8 +29,8 @@
 use crate::carve::{carve, split, Bump, ChunkUse};
 use crate::chunks::{words_for, Chunks, Level, CHUNK};
 use crate::class;
-pub use crate::give_back::heed;
 use crate::give_back::{self, Passes};
+pub use crate::give_back::{free_chunks, heed};
 use crate::growth::is_overgrown;
 pub use crate::growth::{growth_left, is_exceeded, limit_growth, room_for_blocks};
 use crate::reserve;

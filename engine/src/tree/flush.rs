@@ -124,6 +124,7 @@ impl<H: Host> Tree<'_, H> {
         self.shared.counters.left_out(kept.dropped);
         self.pause(Pause::FlushInstalled);
         self.shared.counters.flushes.fetch_add(1, Relaxed);
+        self.shared.judge_index_anew();
         drop(view);
         self.shared.reclaim(self.host.lagging());
         self.host.forget_log(generation)?;
@@ -235,10 +236,17 @@ impl<H: Host> Tree<'_, H> {
         Ok(false)
     }
 
-    /// Raises the index entries of every key kept. Where the index may not grow, the oldest runs leave it. False: this one has to do
-    /// without it.
+    /// Raises the index entries of every key kept. Where the index may not grow, the oldest runs leave it, or all if it is not worth its
+    /// upkeep. False: this one has to do without it.
     fn index_generation(&self, view: &SuperVersion, generation: &Generation, kept: &Kept) -> bool {
         let l0 = generation.table.generation();
+        if self.shared.index_is_left_alone() {
+            // Where there is no memory for the superversion that says so, the entries stay until the next flush.
+            let _ = self.empty_index(l0);
+            // The next memtable is as large as what the index has left allows.
+            loosekv_shm::heap::free_chunks();
+            return false;
+        }
         let mut floor = view.indexed_from;
         let mut key: &[u8] = &[];
         let mut newest_of_keys = generation.table.in_order(|_| ()).filter(|node| {
@@ -257,6 +265,10 @@ impl<H: Host> Tree<'_, H> {
             let mut rest = batch.as_slice();
             while let Err(full) = self.shared.index.raise_batch(rest, &self.host.budgets().key_index) {
                 rest = rest.get(full.done..).unwrap_or_default();
+                if self.shared.leaves_index_alone(view) {
+                    let _ = self.empty_index(l0);
+                    return false;
+                }
                 match self.evict_oldest(floor, l0) {
                     Ok(Some(higher)) => floor = higher,
                     // Nothing is left to evict, or no memory for it: this run, too, stays outside the index.

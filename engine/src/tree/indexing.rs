@@ -145,6 +145,20 @@ impl<H: Host> Tree<'_, H> {
         Ok(gone.map(|_| higher))
     }
 
+    /// Takes everything out of the index: it is left alone ([`super::worth`]), and the run being flushed is not covered either.
+    pub(super) fn empty_index(&self, flushing: L0Id) -> Result<()> {
+        if !self.shared.index.is_empty() {
+            let _leaving = Leaving::begin(&self.shared.evictions);
+            let higher = L0Id(flushing.0 + 1);
+            self.leave_index(higher)?;
+            self.pause(Pause::Evicting);
+            self.sweep_below(higher);
+            self.shared.index.settle(&self.host.budgets().key_index);
+            self.pause(Pause::Evicted);
+        }
+        Ok(())
+    }
+
     /// The runs that begin below `higher` are not covered any more; readers that have pinned an older superversion learn
     /// of it, too, before the first entry goes.
     fn leave_index(&self, higher: L0Id) -> Result<()> {
@@ -256,11 +270,11 @@ impl<H: Host> Shared<H> {
         pinned.map(|v| v.flushed).fold(view.flushed, L0Id::min)
     }
 
-    /// Place in the superversion's runs of the one that the index is to cover next. `None`: it covers all of them, or has no
-    /// room for that one.
+    /// Place in the superversion's runs of the one that the index is to cover next. `None`: it covers all of them, has no room for that one,
+    /// or is left alone.
     pub fn run_to_index(&self, view: &SuperVersion, budget: &Budget) -> Option<usize> {
         let at = view.first_unindexed(view.indexed_from);
-        let desc = view.runs.get(at)?;
+        let desc = view.runs.get(at).filter(|_| !self.index_is_left_alone())?;
         let room = room_in(budget);
         let fits = self.at_rest.load(Relaxed) || self.leaves_room(view, at, room);
         (!budget.is_full() && fits && !self.misfit.still(desc.last_l0, room)).then_some(at)

@@ -9,6 +9,7 @@
 //! | `by_row`, `together` | reading by row id, one row or several at once |
 //! | `flush`, `compact`, `indexing` | what happens in the background |
 //! | `retention`, `pick` | their decisions, pure |
+//! | `worth` | whether the key index is worth its upkeep |
 //! | `stale` | values that a merge drops early, for the key index knows a newer version |
 //! | `sources`, `guide` | the two ways of a scan |
 //! | `survey` | all versions of all keys, for who looks for the dead |
@@ -69,6 +70,7 @@ mod value_tests;
 mod value_write;
 mod version;
 mod words;
+mod worth;
 mod write;
 
 pub use asking::Asking;

@@ -165,6 +165,7 @@ impl<H: Host> Tree<'_, H> {
         let run = run.filter(|run| run.settled || on(CachedRowOfAnyWriter));
         if let (Some(leave), None, Some(run)) = (leave, newest, run.filter(|run| run.settled)) {
             if on(UnreadNotSeenByAll) || leave(run.shape.max_writer) {
+                self.shared.counters.left_unread.fetch_add(1, Relaxed);
                 return Ok(Found::new(false, view, Some(Observed::UNREAD)));
             }
         }

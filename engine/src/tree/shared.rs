@@ -21,6 +21,7 @@ use crate::tree::live_options::LiveOptions;
 use crate::tree::pick::is_piled_up;
 use crate::tree::value_space::ValueSpace;
 use crate::tree::version::{Current, Generation, Retired, SuperVersion};
+use crate::tree::worth::Worth;
 use crate::types::{Extent, ExtentSeq, L0Id, RowId, Writer};
 use loosekv_shm::scope;
 use std::ops::RangeInclusive;
@@ -58,6 +59,7 @@ pub struct Shared<H: Host> {
     /// How often entries left the index to make room in it, twice; and one, while some are leaving.
     pub evictions: AtomicU64,
     pub misfit: Misfit,
+    pub worth: Worth,
     /// In a superversion before this one, an index entry may name a run that is newer than the one that holds the key:
     /// runs that are one run by now were several then.
     pub coarse_before: AtomicU64,
@@ -185,6 +187,8 @@ pub struct Counters {
     pub stalls: AtomicU64,
     pub gets: AtomicU64,
     pub runs_looked_into: AtomicU64,
+    /// Rows found by the index alone, and not read.
+    pub left_unread: AtomicU64,
     pub filter_probes: AtomicU64,
     pub filter_hits: AtomicU64,
     pub guided_scans: AtomicU64,
@@ -256,6 +260,7 @@ impl<H: Host> Shared<H> {
             evicted_at: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
             misfit: Misfit::default(),
+            worth: Worth::default(),
             coarse_before: AtomicU64::new(0),
             gone_before: AtomicU64::new(0),
             behind: AtomicBool::new(false),

@@ -387,6 +387,48 @@ fn a_run_is_indexed_while_others_are_written_only_if_these_have_room() {
     budget.used.fetch_sub(others, Relaxed);
 }
 
+/// The index is left alone where rows are inserted into a table that has many times the keys that it has room for, and comes back when
+/// some are found.
+#[test]
+fn an_index_that_is_not_worth_its_upkeep_is_left_alone() {
+    let run = calm();
+    let tree = run.tree();
+    let (shared, budget) = (tree.shared(), &run.host.budgets.key_index);
+    let name = |n: u32| n.wrapping_mul(2_654_435_761).to_be_bytes();
+    let flush = |writer: u32| {
+        let names: Vec<_> = (writer * 40..writer * 40 + 40).map(name).collect();
+        let rows: Vec<_> = names.iter().map(|name| (name.as_slice(), Some(b"v".as_slice()))).collect();
+        run.flush(writer.into(), &rows);
+    };
+    let find = |n: u32| {
+        let found = tree.find(&name(n), |_, _| Verdict::Take, &mut RowBuf::default()).unwrap();
+        assert!(found.taken, "{n}");
+    };
+    flush(1);
+    budget.limit.store(budget.used.load(Relaxed) * 2, Relaxed);
+    // Rows are found: what is newer takes the place of what is older.
+    for writer in 2..12 {
+        flush(writer);
+        (40..80).for_each(find);
+    }
+    assert!(!shared.index_is_left_alone() && !shared.index.is_empty() && !shared.coverage().complete);
+    // None are: the index is emptied, and stays so.
+    for writer in 12..20 {
+        flush(writer);
+        assert_eq!(shared.index_is_left_alone(), shared.index.is_empty());
+    }
+    let wanted = || shared.run_to_index(&tree.pin(), budget).is_some();
+    assert!(shared.index_is_left_alone() && !wanted());
+    assert_eq!((shared.index.bytes(), shared.index.filter_bytes()), (0, 0));
+    // Some are again: it comes back, with the newest runs.
+    (40..800).for_each(find);
+    assert!(!shared.index_is_left_alone() && wanted() && tree.rebuild_index().unwrap());
+    assert_eq!(shared.index.len(), 40);
+    flush(20);
+    assert!(shared.index.len() >= 40);
+    (40..840).for_each(find);
+}
+
 /// A run that comes while an older one is indexed, and is not indexed itself, is not taken for one that the index covers. (Its flush had
 /// found neither room in the index nor memory for a superversion before.)
 #[test]
