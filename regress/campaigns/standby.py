@@ -184,6 +184,27 @@ def changed_keys(primary, standby):
     primary.sql("DROP TABLE l8, l9")
 
 
+def access_methods(primary, standby):
+    """A table goes to heap and back, and its key with it: a session of the standby that has read it before reads what it is now."""
+    primary.sql("CREATE TABLE l7 (k int PRIMARY KEY, v int UNIQUE) USING heap", "INSERT INTO l7 SELECT i, -i FROM generate_series(1, 1000) i",
+                "ALTER TABLE l7 SET ACCESS METHOD loosekv", "CREATE TABLE refers (k int REFERENCES l7)")
+    wait_for_replay(primary, standby)
+    reads = ("SELECT count(*) || ' of ' || sum(v) FROM l7 WHERE k BETWEEN 1 AND 500;\nSELECT 'row', k FROM l7 WHERE k = {0};\n"
+             "SELECT 'by v', k FROM l7 WHERE v = -{0};\n")
+    session = begin(standby, "SET enable_seqscan = off;\n" + reads.format(1))
+    for n, method in enumerate(("heap", "loosekv", "heap", "loosekv"), 2):
+        primary.sql(f"ALTER TABLE l7 SET ACCESS METHOD {method}", f"UPDATE l7 SET v = v - 1000 WHERE k = {1000 - n}", f"INSERT INTO refers VALUES ({n})")
+        wait_for_replay(primary, standby)
+        session.stdin.write(reads.format(n) + "\\echo ready\n")
+        session.stdin.flush()
+        seen = [line.strip() for line in iter(session.stdout.readline, "ready\n")]
+        if seen != ["500 of -125250", f"row|{n}", f"by v|{n}"]:
+            raise lib.Failure(f"read on the standby after SET ACCESS METHOD {method}: {seen} {session.stderr.read() if not seen else ''}")
+    session.stdin.close()
+    session.wait()
+    primary.sql("DROP TABLE refers, l7")
+
+
 def wait_until_cut(primary, table, pages):
     """Until the file of a table that nobody uses has become as short. Its end is free; rows with keys below 10 are updated."""
     size, looks = f"SELECT pg_relation_size('{table}') / 8192", 0
@@ -448,6 +469,7 @@ def main(directory, servers):
     between_passes(primary, standby)
     marked_entries(primary, standby)
     changed_keys(primary, standby)
+    access_methods(primary, standby)
     cut_file(primary, standby)
     untouched(primary, standby)
     old_cursor(primary, standby)
