@@ -164,6 +164,28 @@ ROLLBACK TO s;
 FETCH open;
 COMMIT;
 
+-- A table with the name that a copy would have is none.
+SELECT format('pg_temp_%s', 'unlogged'::regclass::oid) AS copy \gset
+CREATE TABLE :copy (k text, v text) USING loosekv;
+BEGIN;
+LOCK TABLE unlogged;
+INSERT INTO :copy VALUES ('before', '0');
+TRUNCATE :copy;
+INSERT INTO :copy VALUES ('one', '1'), ('one', '2'), (NULL, '3');
+SELECT * FROM :copy;
+TRUNCATE :copy;
+INSERT INTO :copy VALUES ('one', '1'), ('one', '2');
+ROLLBACK;
+SELECT count(*) FROM :copy;
+BEGIN;
+LOCK TABLE unlogged;
+ALTER TABLE :copy ALTER v TYPE int USING v::int, SET UNLOGGED;
+INSERT INTO :copy VALUES ('one', 1), ('one', 2);
+ALTER TABLE :copy ADD PRIMARY KEY (v);
+SELECT * FROM :copy WHERE v = 2;
+COMMIT;
+DROP TABLE :copy;
+
 -- Twice in one transaction, by prepared statements and functions that were planned before.
 PREPARE by_key(int) AS SELECT * FROM unlogged WHERE k = $1;
 EXECUTE by_key(1);

@@ -186,11 +186,17 @@ pub fn key_of_rewritten(copy: Relation) -> Option<KeyCodec> {
     rewritten(copy).map(|(_, key)| key_codec(key))
 }
 
-/// That table, and the index that is its key, or will be when the table has become one of ours. (A table of a user's may have such a
-/// name, too.)
+/// That table, and the index that is its key, or will be when the table has become one of ours. While the copy is made nothing but its name
+/// tells, which a table of a user's may have, too.
 pub fn rewritten(copy: Relation) -> Option<(Oid, Oid)> {
     let name = error::relation_name(copy);
     let oid = Oid::from(name.strip_prefix("pg_temp_")?.parse::<u32>().ok()?);
+    // SAFETY: the relation is open; a look into the cache.
+    unsafe {
+        if (*(*copy).rd_rel).relrewrite != oid && access_method_of((*copy).rd_id) != Oid::INVALID {
+            return None;
+        }
+    }
     // SAFETY: looks the original up; it is locked by whoever rewrites it.
     unsafe {
         let original = pg_sys::try_relation_open(oid, pg_sys::NoLock as i32);
