@@ -8,10 +8,7 @@
 use crate::host::Host;
 use crate::tree::shared::{Counters, Shared};
 use crate::tree::version::SuperVersion;
-use std::sync::atomic::{
-    AtomicBool, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// An index with less than such a part of the keys may be left alone ...
 const LITTLE: u64 = 4;
@@ -29,12 +26,6 @@ pub struct Worth {
 }
 
 impl Worth {
-    /// Counts from here on.
-    fn begin(&self, counters: &Counters) {
-        self.found.store(found(counters), Relaxed);
-        self.written.store(counters.rows_written.load(Relaxed), Relaxed);
-    }
-
     /// Look-ups that found a row in a run, and rows written since.
     fn since(&self, counters: &Counters) -> (u64, u64) {
         let since = |now: u64, then: &AtomicU64| now.saturating_sub(then.load(Relaxed));
@@ -50,13 +41,13 @@ fn found(counters: &Counters) -> u64 {
 impl<H: Host> Shared<H> {
     /// Whether the index stays empty for now.
     pub fn index_is_left_alone(&self) -> bool {
-        if !self.worth.left_alone.load(SeqCst) {
+        if !self.worth.left_alone.load(Relaxed) {
             return false;
         }
         let (found, written) = self.worth.since(&self.counters);
         let useful = found >= TELLING && found >= written / ROWS_A_FIND;
         if useful {
-            self.worth.left_alone.store(false, SeqCst);
+            self.worth.left_alone.store(false, Relaxed);
         }
         !useful
     }
@@ -68,13 +59,14 @@ impl<H: Host> Shared<H> {
         let little = (self.index.len() as u64) < keys / LITTLE;
         let alone = little && written >= TELLING && found < written / ROWS_A_FIND;
         if alone {
-            self.worth.left_alone.store(true, SeqCst);
+            self.worth.left_alone.store(true, Relaxed);
         }
         alone
     }
 
     /// A memtable was flushed: what comes from here on tells whether the next one's keys are worth an entry.
     pub(super) fn judge_index_anew(&self) {
-        self.worth.begin(&self.counters);
+        self.worth.found.store(found(&self.counters), Relaxed);
+        self.worth.written.store(self.counters.rows_written.load(Relaxed), Relaxed);
     }
 }

@@ -164,6 +164,15 @@ pub fn forget_key_am() {
     KEY_AM_OID.set(Oid::INVALID);
 }
 
+/// GETSTRUCT.
+///
+/// # Safety
+/// A tuple of the catalog that `T` stands for.
+pub unsafe fn get_struct<T>(tuple: pg_sys::HeapTuple) -> *mut T {
+    // SAFETY: a catalog tuple has its fixed part behind its header.
+    unsafe { (*tuple).t_data.byte_add(usize::from((*(*tuple).t_data).t_hoff)).cast() }
+}
+
 /// The access method of a relation; invalid if there is no such relation.
 pub fn access_method_of(relid: Oid) -> Oid {
     // SAFETY: a syscache look-up; the tuple is released.
@@ -173,9 +182,7 @@ pub fn access_method_of(relid: Oid) -> Oid {
         if tuple.is_null() {
             return Oid::INVALID;
         }
-        let header = (*tuple).t_data;
-        let form = header.byte_add(usize::from((*header).t_hoff)).cast::<pg_sys::FormData_pg_class>();
-        let method = (*form).relam;
+        let method = (*get_struct::<pg_sys::FormData_pg_class>(tuple)).relam;
         pg_sys::ReleaseSysCache(tuple);
         method
     }

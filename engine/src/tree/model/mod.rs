@@ -24,6 +24,7 @@ mod barren;
 mod check;
 mod full_disk;
 mod host;
+mod index_room;
 mod mutations;
 mod scenarios;
 mod steps;

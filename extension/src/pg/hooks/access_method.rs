@@ -5,7 +5,7 @@
 //! ([`catalog::key_of_rewritten`]). When the copy's file has become the table's, PostgreSQL calls the object access hook; and builds all
 //! indexes of the table after that. This change of pg_class is an ordinary one, which is undone with the transaction.
 
-use super::object_access::{get_struct, own_class_row};
+use super::object_access::{change_method, own_class_row};
 use crate::pg::{catalog, table_am};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{Oid, Relation, SysCacheIdentifier};
@@ -48,11 +48,11 @@ pub unsafe extern "C-unwind" fn altered(relid: Oid) {
 unsafe fn own_method(relid: Oid) -> Oid {
     // SAFETY: a look into the catalog.
     unsafe {
-        let catalog = pg_sys::table_open(pg_sys::RelationRelationId, pg_sys::AccessShareLock as i32);
-        let row = own_class_row(catalog, relid);
-        let method = (*get_struct::<pg_sys::FormData_pg_class>(row)).relam;
+        let classes = pg_sys::table_open(pg_sys::RelationRelationId, pg_sys::AccessShareLock as i32);
+        let row = own_class_row(classes, relid);
+        let method = (*catalog::get_struct::<pg_sys::FormData_pg_class>(row)).relam;
         pg_sys::heap_freetuple(row);
-        pg_sys::table_close(catalog, pg_sys::AccessShareLock as i32);
+        pg_sys::table_close(classes, pg_sys::AccessShareLock as i32);
         method
     }
 }
@@ -65,7 +65,7 @@ unsafe fn is_ours(method: Oid) -> bool {
         if row.is_null() {
             return false;
         }
-        let handler = (*get_struct::<pg_sys::FormData_pg_am>(row)).amhandler;
+        let handler = (*catalog::get_struct::<pg_sys::FormData_pg_am>(row)).amhandler;
         pg_sys::ReleaseSysCache(row);
         std::ptr::eq(pg_sys::GetTableAmRoutine(handler), table_am::routine())
     }
@@ -74,12 +74,7 @@ unsafe fn is_ours(method: Oid) -> bool {
 unsafe fn set_method(index: Oid, method: Oid) {
     // SAFETY: the index exists, and nobody else can see it: its table is locked exclusively.
     unsafe {
-        let catalog = pg_sys::table_open(pg_sys::RelationRelationId, pg_sys::RowExclusiveLock as i32);
-        let row = own_class_row(catalog, index);
-        (*get_struct::<pg_sys::FormData_pg_class>(row)).relam = method;
-        pg_sys::CatalogTupleUpdate(catalog, &raw mut (*row).t_self, row);
-        pg_sys::heap_freetuple(row);
-        pg_sys::table_close(catalog, pg_sys::RowExclusiveLock as i32);
+        change_method(index, method, |catalog, row| pg_sys::CatalogTupleUpdate(catalog, &raw mut (*row).t_self, row));
         let rel = pg_sys::index_open(index, pg_sys::NoLock as i32);
         make_forgettable(rel);
         pg_sys::index_close(rel, pg_sys::NoLock as i32);

@@ -67,7 +67,7 @@ unsafe extern "C-unwind" fn created(relid: Oid) {
         if is_by_name_a_copy(relid) {
             return;
         }
-        let Some((table, immediate)) = primary_key_of(relid) else { return };
+        let Some((table, immediate)) = table_of_key(relid) else { return };
         let rel = pg_sys::relation_open(table, pg_sys::NoLock as i32);
         let ours = catalog::is_our_table(rel);
         if ours && info::noted_format(catalog::file_of(rel)).is_none() {
@@ -113,7 +113,7 @@ unsafe extern "C-unwind" fn database(access: pg_sys::ObjectAccessType::Type, dat
 }
 
 /// The table of which this new relation is the primary key, and whether it is checked at once.
-unsafe fn primary_key_of(index: Oid) -> Option<(Oid, bool)> {
+unsafe fn table_of_key(index: Oid) -> Option<(Oid, bool)> {
     // SAFETY: the row is newer than the catalog snapshot, hence SnapshotSelf.
     unsafe {
         let catalog = pg_sys::table_open(pg_sys::IndexRelationId, pg_sys::AccessShareLock as i32);
@@ -124,7 +124,7 @@ unsafe fn primary_key_of(index: Oid) -> Option<(Oid, bool)> {
         let found = if tuple.is_null() {
             None
         } else {
-            let form = get_struct::<pg_sys::FormData_pg_index>(tuple);
+            let form = catalog::get_struct::<pg_sys::FormData_pg_index>(tuple);
             (*form).indisprimary.then(|| ((*form).indrelid, (*form).indimmediate))
         };
         pg_sys::systable_endscan(scan);
@@ -135,11 +135,17 @@ unsafe fn primary_key_of(index: Oid) -> Option<(Oid, bool)> {
 
 unsafe fn overwrite_relam(index: Oid, am: Oid) {
     // SAFETY: the row was inserted by this command; nobody else has seen it.
+    unsafe { change_method(index, am, |catalog, row| pg_sys::heap_inplace_update(catalog, row)) }
+}
+
+/// Gives an index another access method; `put` writes its row to pg_class.
+pub(super) unsafe fn change_method(index: Oid, method: Oid, put: impl FnOnce(pg_sys::Relation, pg_sys::HeapTuple)) {
+    // SAFETY: the index exists, and nobody else can see it.
     unsafe {
         let catalog = pg_sys::table_open(pg_sys::RelationRelationId, pg_sys::RowExclusiveLock as i32);
         let row = own_class_row(catalog, index);
-        (*get_struct::<pg_sys::FormData_pg_class>(row)).relam = am;
-        pg_sys::heap_inplace_update(catalog, row);
+        (*catalog::get_struct::<pg_sys::FormData_pg_class>(row)).relam = method;
+        put(catalog, row);
         pg_sys::heap_freetuple(row);
         pg_sys::table_close(catalog, pg_sys::RowExclusiveLock as i32);
     }
@@ -163,15 +169,6 @@ pub(super) unsafe fn own_class_row(catalog: pg_sys::Relation, relid: Oid) -> pg_
         pg_sys::systable_endscan(scan);
         copy
     }
-}
-
-/// GETSTRUCT.
-///
-/// # Safety
-/// A tuple of the catalog that `T` stands for.
-pub(super) unsafe fn get_struct<T>(tuple: pg_sys::HeapTuple) -> *mut T {
-    // SAFETY: a catalog tuple has its fixed part behind its header.
-    unsafe { (*tuple).t_data.byte_add(usize::from((*(*tuple).t_data).t_hoff)).cast() }
 }
 
 unsafe fn oid_key(attribute: u32, value: Oid) -> pg_sys::ScanKeyData {
