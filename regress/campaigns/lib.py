@@ -273,6 +273,38 @@ def suspicious(line):
     return len(code) == 5 and code not in EXPECTED
 
 
+class Psql:
+    """One that does what it is told and waits for more. An error ends it."""
+
+    def __init__(self, server, script="", **environment):
+        self.psql = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=server.environment() | environment, text=True,
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.ended = False
+        self.first = self.tell(script)
+
+    def tell(self, script):
+        """The lines that the script prints, up to the session's end."""
+        self.psql.stdin.write(script + "\\echo ready\n")
+        self.psql.stdin.flush()
+        lines = []
+        while (line := self.psql.stdout.readline()) and line.strip() != "ready":
+            lines.append(line.strip())
+        self.ended = not line
+        return lines
+
+    def ask(self, script):
+        """The lines that the script prints; it must not end the session."""
+        lines = self.tell(script)
+        if self.ended:
+            raise Failure(f"a session ended: {self.finish()[1]}")
+        return lines
+
+    def finish(self, script="", timeout=60):
+        """What it prints at last, and the error that ended it, or nothing."""
+        output, error = self.psql.communicate(script, timeout=timeout)
+        return output, error if self.psql.returncode != 0 else ""
+
+
 class Session(threading.Thread):
     """Writes transactions to a psql until told to stop; connects again when the server was killed."""
 

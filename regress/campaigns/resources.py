@@ -159,15 +159,10 @@ def memory_came_back(server):
 def row_locks(server):
     """More rows locked than the lock table holds, by one and by many; others still have to wait."""
     server.sql("CREATE TABLE locked (k int PRIMARY KEY, v int) USING loosekv", "INSERT INTO locked SELECT i, 0 FROM generate_series(1, 50000) i")
-    holder = subprocess.Popen(["psql", "-X", "-q", "-A", "-t"], env=server.environment(), text=True, stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    holder.stdin.write("BEGIN;\nSELECT count(*) FROM (SELECT k FROM locked FOR UPDATE) x;\n\\echo ready\n")
-    holder.stdin.flush()
-    while (line := holder.stdout.readline()) and line.strip() != "ready":
-        pass
+    holder = lib.Psql(server, "BEGIN;\nSELECT count(*) FROM (SELECT k FROM locked FOR UPDATE) x;\n")
     if attempt(server, "SET lock_timeout = '200ms'", "UPDATE locked SET v = 1 WHERE k = 49999", codes=("55P03",)):
         raise lib.Failure("a locked row was updated")
-    holder.communicate("COMMIT;\n", timeout=60)
+    holder.finish("COMMIT;\n")
     # Many transactions that lock many rows each, in tables of their own.
     for number in range(20):
         server.sql(f"CREATE TABLE locked{number} (k int PRIMARY KEY) USING loosekv", f"INSERT INTO locked{number} SELECT generate_series(1, 5000)")

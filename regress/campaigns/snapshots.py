@@ -5,7 +5,6 @@
 """
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -20,46 +19,31 @@ class Holder:
         f"(SELECT md5(string_agg(t::text, ',' ORDER BY {key})) FROM {{t}}{n} t)" for n, key in (("1", "k"), ("2", "a, b"), ("3", "s, v, k"))) + ";\n")
 
     def __init__(self, server, cursor=False):
-        self.session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], text=True,
-                                        env=dict(server.environment(), PGAPPNAME="holder"),
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.session.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ;\n")
+        self.session = lib.Psql(server, "BEGIN ISOLATION LEVEL REPEATABLE READ;\n", PGAPPNAME="holder")
         self.first = self.look("h")
         self.cursor = cursor
         if self.look("l") != self.first:
             raise lib.Failure("a fresh snapshot sees different twins")
         if cursor:
-            self.session.stdin.write("DECLARE c NO SCROLL CURSOR FOR SELECT 'c', k, md5((s, v, n)::text) FROM l1 ORDER BY k;\n"
-                                     "DECLARE d NO SCROLL CURSOR FOR SELECT 'd', k, md5((s, v, n)::text) FROM h1 ORDER BY k;\n")
-
-    def ask(self, text, mark):
-        self.session.stdin.write(text + f"\\echo {mark}\n")
-        self.session.stdin.flush()
-        lines = []
-        while True:
-            line = self.session.stdout.readline()
-            if not line:
-                raise lib.Failure(f"a holder of a snapshot ended: {self.session.stderr.read()}")
-            if line.strip() == mark:
-                return lines
-            lines.append(line.strip())
+            self.session.ask("DECLARE c NO SCROLL CURSOR FOR SELECT 'c', k, md5((s, v, n)::text) FROM l1 ORDER BY k;\n"
+                             "DECLARE d NO SCROLL CURSOR FOR SELECT 'd', k, md5((s, v, n)::text) FROM h1 ORDER BY k;\n")
 
     def look(self, twin):
-        return self.ask(self.LOOK.format(t=twin), "looked")[0]
+        return self.session.ask(self.LOOK.format(t=twin))[0]
 
     def check(self):
         if self.look("l") != self.first:
             raise lib.Failure("a held snapshot does not see any more what it saw first")
-        wrong = lib.differences("\n".join(self.ask(lib.comparison("123").split("\n", 1)[1].replace("COMMIT;\n", ""), "compared")))
+        wrong = lib.differences("\n".join(self.session.ask(lib.comparison("123").split("\n", 1)[1].replace("COMMIT;\n", ""))))
         if wrong:
             raise lib.Failure(f"a held snapshot sees different twins: {wrong}")
         if self.cursor:
-            rows = self.ask("FETCH 200 FROM c;\nFETCH 200 FROM d;\n", "fetched")
+            rows = self.session.ask("FETCH 200 FROM c;\nFETCH 200 FROM d;\n")
             if [r[2:] for r in rows if r.startswith("c|")] != [r[2:] for r in rows if r.startswith("d|")]:
                 raise lib.Failure("a held cursor returns other rows than heap's")
 
     def end(self):
-        self.session.communicate("COMMIT;\n", timeout=60)
+        self.session.finish("COMMIT;\n")
 
 
 def maintenance(rng):

@@ -95,15 +95,12 @@ def wait_for_replay(primary, standby, patience=60):
         time.sleep(0.05)
 
 
-def begin(server, script):
-    """A session that has executed the script and waits for more."""
-    session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=server.environment(), text=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    session.stdin.write(script + "\\echo ready\n")
-    session.stdin.flush()
-    while (line := session.stdout.readline()) and line.strip() != "ready":
-        pass
-    return session
+# What an older snapshot of the standby begins with.
+OLDER = "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n"
+
+
+def cancelled(error):
+    return "conflict with recovery" in error or "server closed" in error
 
 
 def between_passes(primary, standby):
@@ -112,22 +109,21 @@ def between_passes(primary, standby):
     primary.sql("CREATE FUNCTION held(s int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS "
                 "'BEGIN PERFORM pg_advisory_lock_shared(77), pg_advisory_unlock_shared(77); RETURN s; END'",
                 "CREATE TABLE l8 (k int PRIMARY KEY, s int) USING loosekv", "INSERT INTO l8 SELECT i, i FROM generate_series(1, 1000) i")
-    holder = begin(primary, "SELECT pg_advisory_lock(77);\n")
+    holder = lib.Psql(primary, "SELECT pg_advisory_lock(77);\n")
     build = subprocess.Popen(["psql", "-X", "-q", "-c", "CREATE INDEX CONCURRENTLY l8_s ON l8 (held(s))"], env=primary.environment(), text=True,
                              stderr=subprocess.PIPE)
     wait_until(primary, "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", "the index is not being built")
     primary.sql("INSERT INTO l8 VALUES (5000, 5000)")
     wait_for_replay(primary, standby)
-    session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
+    session = lib.Psql(standby, OLDER)
     primary.sql("DELETE FROM l8 WHERE k = 5000")
-    holder.communicate(timeout=60)
+    holder.finish()
     error = build.communicate(timeout=60)[1]
     if build.returncode != 0:
         raise lib.Failure(f"CREATE INDEX CONCURRENTLY: {error}")
     wait_for_replay(primary, standby)
-    output, error = session.communicate("SET LOCAL enable_seqscan = off;\nSELECT 'found', k FROM l8 WHERE held(s) = 5000;\n", timeout=60)
-    cancelled = session.returncode != 0 and ("conflict with recovery" in error or "server closed" in error)
-    if "found|5000" not in output and not cancelled:
+    output, error = session.finish("SET LOCAL enable_seqscan = off;\nSELECT 'found', k FROM l8 WHERE held(s) = 5000;\n")
+    if "found|5000" not in output and not cancelled(error):
         raise lib.Failure(f"a row that went between the passes of CREATE INDEX CONCURRENTLY is not found on the standby: {output} {error}")
     primary.sql("DROP TABLE l8", "DROP FUNCTION held")
 
@@ -140,12 +136,11 @@ def marked_entries(primary, standby):
         primary.sql(f"CREATE TABLE l7 (k int PRIMARY KEY, s {column}) USING loosekv", f"CREATE INDEX l7_s ON l7 USING {index} (s)",
                     f"INSERT INTO l7 SELECT i, {value.format(5)} FROM generate_series(1, 100) i")
         wait_for_replay(primary, standby)
-        session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
+        session = lib.Psql(standby, OLDER)
         primary.sql(f"UPDATE l7 SET s = {value.format(6)}", *by_index, look, look, f"INSERT INTO l7 SELECT i, {value.format(5)} FROM generate_series(1001, 1600) i")
         wait_for_replay(primary, standby)
-        output, error = session.communicate("".join(f"{line};\n" for line in (*by_index, look)), timeout=60)
-        cancelled = session.returncode != 0 and ("conflict with recovery" in error or "server closed" in error)
-        if output.split()[-1:] != ["100"] and not cancelled:
+        output, error = session.finish("".join(f"{line};\n" for line in (*by_index, look)))
+        if output.split()[-1:] != ["100"] and not cancelled(error):
             raise lib.Failure(f"what an older snapshot of the standby finds by a {index} index is {output.split()[-1:]} instead of 100 {error}")
         primary.sql("DROP TABLE l7")
 
@@ -159,14 +154,14 @@ def old_snapshots(primary, standby):
     for change in changes:
         if standby is not primary:
             wait_for_replay(primary, standby)
-        session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
+        session = lib.Psql(standby, OLDER)
         primary.sql(*[f"UPDATE {t}1 SET s = (s + 1) % 50 WHERE k % 3 = 0" for t in "hl"], "SELECT txid_current()")
         primary.sql(*[part for part in change.split("; ")])
         if standby is not primary:
             wait_for_replay(primary, standby)
-        output, error = session.communicate(lib.comparison("1").split("\n", 1)[1], timeout=120)
+        output, error = session.finish(lib.comparison("1").split("\n", 1)[1], timeout=120)
         wrong = lib.differences(output)
-        if wrong or (session.returncode != 0 and standby is primary) or (session.returncode != 0 and "conflict with recovery" not in error and "server closed" not in error):
+        if wrong or error and (standby is primary or not cancelled(error)):
             raise lib.Failure(f"an older snapshot of the {'primary' if standby is primary else 'standby'}, after {change}: {wrong} {error}")
 
 
@@ -174,12 +169,11 @@ def changed_keys(primary, standby):
     """A change of the key writes as frozen what everybody on the primary sees. Snapshots of the standby that do not see it yet are cancelled."""
     primary.sql("CREATE TABLE l8 (k int NOT NULL) USING loosekv", "CREATE TABLE l9 (k int PRIMARY KEY) USING loosekv")
     wait_for_replay(primary, standby)
-    session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nSELECT count(*) FROM h2;\n")
+    session = lib.Psql(standby, OLDER)
     primary.sql("INSERT INTO l8 VALUES (1)", "INSERT INTO l9 VALUES (1)", "ALTER TABLE l8 ADD PRIMARY KEY (k)", "ALTER TABLE l9 DROP CONSTRAINT l9_pkey")
     wait_for_replay(primary, standby)
-    output, error = session.communicate("SELECT 'seen', k FROM l8 UNION ALL SELECT 'seen', k FROM l9;\n", timeout=60)
-    cancelled = session.returncode != 0 and ("conflict with recovery" in error or "server closed" in error)
-    if "seen" in output or session.returncode != 0 and not cancelled:
+    output, error = session.finish("SELECT 'seen', k FROM l8 UNION ALL SELECT 'seen', k FROM l9;\n")
+    if "seen" in output or error and not cancelled(error):
         raise lib.Failure(f"an older snapshot of the standby, after a change of the key: {output} {error}")
     primary.sql("DROP TABLE l8, l9")
 
@@ -191,17 +185,17 @@ def access_methods(primary, standby):
     wait_for_replay(primary, standby)
     reads = ("SELECT count(*) || ' of ' || sum(v) FROM l7 WHERE k BETWEEN 1 AND 500;\nSELECT 'row', k FROM l7 WHERE k = {0};\n"
              "SELECT 'by v', k FROM l7 WHERE v = -{0};\n")
-    session = begin(standby, "SET enable_seqscan = off;\n" + reads.format(1))
+    # Its reads are not to be cancelled.
+    standby.reload("max_standby_streaming_delay = '30s'")
+    session = lib.Psql(standby, "SET enable_seqscan = off;\n" + reads.format(1))
     for n, method in enumerate(("heap", "loosekv", "heap", "loosekv"), 2):
         primary.sql(f"ALTER TABLE l7 SET ACCESS METHOD {method}", f"UPDATE l7 SET v = v - 1000 WHERE k = {1000 - n}", f"INSERT INTO refers VALUES ({n})")
         wait_for_replay(primary, standby)
-        session.stdin.write(reads.format(n) + "\\echo ready\n")
-        session.stdin.flush()
-        seen = [line.strip() for line in iter(session.stdout.readline, "ready\n")]
+        seen = session.ask(reads.format(n))
         if seen != ["500 of -125250", f"row|{n}", f"by v|{n}"]:
-            raise lib.Failure(f"read on the standby after SET ACCESS METHOD {method}: {seen} {session.stderr.read() if not seen else ''}")
-    session.stdin.close()
-    session.wait()
+            raise lib.Failure(f"read on the standby after SET ACCESS METHOD {method}: {seen}")
+    session.finish()
+    standby.reload("max_standby_streaming_delay = '0'")
     primary.sql("DROP TABLE refers, l7")
 
 
@@ -277,15 +271,15 @@ def untouched(primary, standby):
     if done.returncode != 0:
         raise lib.Failure(f"pg_dump on a standby, of tables that nobody has used: {done.stderr}")
     # Snapshots from before the first row, and those who read while it comes.
-    session = begin(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\n" + "".join(f"{look};\n" for look in looks))
+    session = lib.Psql(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\n" + "".join(f"{look};\n" for look in looks))
     for number, name in enumerate(names):
         primary.sql(f"INSERT INTO {name} SELECT i, repeat('w', 200) FROM generate_series(1, 3000) i", *[f"SELECT loosekv.flush('{name}')"] * (number % 2))
         primary.sql(f"DELETE FROM {name} WHERE a % 3 = 0", f"INSERT INTO {name} VALUES (-1)")
         wait_for_replay(primary, standby)
         if standby.sql(looks[number]) != primary.sql(looks[number]) or standby.sql(f"SELECT * FROM loosekv.check('{name}')"):
             raise lib.Failure(f"table {name}, which a standby has read before it had a page, is there: {standby.sql(looks[number])}")
-    output, error = session.communicate("".join(f"SELECT 'then', count(*) FROM {name};\n" for name in names) + "COMMIT;\n", timeout=60)
-    if session.returncode != 0 and "conflict with recovery" not in error or "then" in output.replace("then|0", ""):
+    output, error = session.finish("".join(f"SELECT 'then', count(*) FROM {name};\n" for name in names) + "COMMIT;\n")
+    if error and not cancelled(error) or "then" in output.replace("then|0", ""):
         raise lib.Failure(f"a snapshot from before the first rows of tables sees: {output} {error}")
     primary.sql(f"DROP TABLE {', '.join(names)}")
 
@@ -296,14 +290,9 @@ def old_cursor(primary, standby):
     standby.sql("ALTER SYSTEM SET hot_standby_feedback = on", "ALTER SYSTEM SET max_standby_streaming_delay = '500ms'", "SELECT pg_reload_conf()")
     primary.sql("CREATE TABLE l9 (k int PRIMARY KEY, v text) USING loosekv", f"INSERT INTO l9 {rows.format(1)}", "SELECT loosekv.flush('l9')")
     wait_for_replay(primary, standby)
-    session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    session.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ;\nDECLARE c CURSOR FOR SELECT md5(k || v) FROM l9;\nFETCH 1 FROM c;\n"
-                        "SELECT sum(length(v)), md5(string_agg(v, ',' ORDER BY k)) FROM l9;\n\\echo ready\n")
-    session.stdin.flush()
-    before = []
-    while (line := session.stdout.readline()) and line.strip() != "ready":
-        before.append(line.strip())
+    session = lib.Psql(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nDECLARE c CURSOR FOR SELECT md5(k || v) FROM l9;\nFETCH 1 FROM c;\n"
+                       "SELECT sum(length(v)), md5(string_agg(v, ',' ORDER BY k)) FROM l9;\n")
+    before = session.first
     deadline = time.monotonic() + 30
     while primary.sql("SELECT count(*) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL") == "0":
         if time.monotonic() > deadline:
@@ -318,9 +307,9 @@ def old_cursor(primary, standby):
         time.sleep(0.8)
     if waiting <= 0:
         raise lib.Failure("less than half of the file waits for the standby: too little was tested")
-    output, error = session.communicate("FETCH ALL FROM c;\nSELECT sum(length(v)), md5(string_agg(v, ',' ORDER BY k)) FROM l9;\nCOMMIT;\n", timeout=120)
+    output, error = session.finish("FETCH ALL FROM c;\nSELECT sum(length(v)), md5(string_agg(v, ',' ORDER BY k)) FROM l9;\nCOMMIT;\n", timeout=120)
     after = output.split()
-    if session.returncode != 0 or before[1:] != after[-1:] or len(after) != 20000:
+    if error or before[1:] != after[-1:] or len(after) != 20000:
         raise lib.Failure(f"a transaction of the standby, with feedback: {len(after)} rows, {before[1:]}, then {after[-1:]}. {error}")
     # Once it has ended, what waited for it is used again.
     deadline = time.monotonic() + 60
@@ -347,23 +336,18 @@ class Waiting:
     """A session on the standby with a snapshot that is older than what the primary does next."""
 
     def __init__(self, standby):
-        self.session = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.first = self.ask()
+        self.session = lib.Psql(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\n")
+        self.first = self.look()
 
-    def ask(self):
-        look = "SELECT count(*) || ' ' || sum(v) FROM late;\n"
-        self.session.stdin.write(("" if hasattr(self, "first") else "BEGIN ISOLATION LEVEL REPEATABLE READ;\n") + look)
-        self.session.stdin.flush()
-        return self.session.stdout.readline().strip()
+    def look(self):
+        return self.session.ask("SELECT count(*) || ' ' || sum(v) FROM late;\n")
 
     def sleep(self, seconds):
-        """Whether it was cancelled, and after which time."""
-        begun = time.monotonic()
-        error = self.session.communicate(f"SELECT pg_sleep({seconds});\n", timeout=seconds + 60)[1]
-        if self.session.returncode != 0 and "conflict with recovery" not in error:
+        """Whether it was cancelled."""
+        error = self.session.finish(f"SELECT pg_sleep({seconds});\n", timeout=seconds + 60)[1]
+        if error and "conflict with recovery" not in error:
             raise lib.Failure(f"a session on the standby was told: {error}")
-        return self.session.returncode != 0, time.monotonic() - begun
+        return error != ""
 
 
 def wait_until(primary, query, otherwise):
@@ -404,12 +388,12 @@ def delays(primary, standby):
         primary.sql(*change)
         if delay == "-1":
             time.sleep(1)
-            if not behind() or session.ask() != session.first:
+            if not behind() or session.look() != session.first:
                 raise lib.Failure("replay does not wait for a snapshot, though it may wait for ever")
-        cancelled, slept = session.sleep(10 if delay == "2s" else 1)
+        ended = session.sleep(10 if delay == "2s" else 1)
         waited = time.monotonic() - begun
-        if cancelled != (delay == "2s") or (cancelled and not 2 <= waited < 10):
-            raise lib.Failure(f"with a delay of {delay} and feedback {feedback} a session was {'' if cancelled else 'not '}cancelled, after {waited:.1f} s")
+        if ended != (delay == "2s") or (ended and not 2 <= waited < 10):
+            raise lib.Failure(f"with a delay of {delay} and feedback {feedback} a session was {'' if ended else 'not '}cancelled, after {waited:.1f} s")
         wait_for_replay(primary, standby)
     primary.sql("DROP TABLE late")
     standby.reload("primary_slot_name = ''", "hot_standby_feedback = off")
@@ -578,21 +562,16 @@ def promoted(primary, standby, writers, directory, seed):
         if "ERROR:  25006" not in told:
             raise lib.Failure(f"who calls loosekv.{function} on a standby is told: {told}")
     primary.stop("immediate")
-    cursor = subprocess.Popen(["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"], env=standby.environment(), text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    cursor.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ;\nDECLARE c CURSOR FOR SELECT k, md5((s, v, n)::text) FROM l1 ORDER BY k;\n"
-                       "SELECT 'h', md5(string_agg(k || md5((s, v, n)::text), ',' ORDER BY k)) FROM h1;\nFETCH 10 FROM c;\n\\echo ready\n")
-    cursor.stdin.flush()
-    lines = []
-    while (line := cursor.stdout.readline()) and line.strip() != "ready":
-        lines.append(line.strip())
+    cursor = lib.Psql(standby, "BEGIN ISOLATION LEVEL REPEATABLE READ;\nDECLARE c CURSOR FOR SELECT k, md5((s, v, n)::text) FROM l1 ORDER BY k;\n"
+                         "SELECT 'h', md5(string_agg(k || md5((s, v, n)::text), ',' ORDER BY k)) FROM h1;\nFETCH 10 FROM c;\n")
+    lines = cursor.first
     standby.sql("SELECT pg_promote()")
     outlasted(standby)
     load = lib.Load(standby, directory, writers + [lib.maintenance, lib.checkpoints], f"{seed}-promoted").start()
     time.sleep(4)
-    rest, error = cursor.communicate("FETCH ALL FROM c;\nCOMMIT;\n", timeout=120)
+    rest, error = cursor.finish("FETCH ALL FROM c;\nCOMMIT;\n", timeout=120)
     load.stop()
-    if cursor.returncode != 0:
+    if error:
         raise lib.Failure(f"a cursor over the promotion: {error}")
     rows = [line.split("|") for line in lines[1:] + rest.splitlines() if "|" in line]
     ours = hashlib.md5(",".join(k + value for k, value in rows).encode()).hexdigest()
