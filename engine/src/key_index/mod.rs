@@ -198,6 +198,15 @@ impl<L: RawLatch> KeyIndex<L> {
         self.search(key, &pin)
     }
 
+    /// Begins to fetch what tells of these keys that they are not here.
+    pub fn touch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+        let _pin = epoch::pin();
+        for key in keys {
+            // SAFETY: pinned.
+            let _ = unsafe { self.filters.look_for(key) };
+        }
+    }
+
     fn search(&self, key: &[u8], pin: &Guard) -> Option<IndexEntry> {
         let leaf = self.leaf_of(key, pin)?;
         let at = leaf.find(key).ok()?;

@@ -24,11 +24,11 @@ use super::skip_list::{Path, SkipList};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Levels with slots; one node in 2^8 is higher, and is placed from the head.
-const LEVELS: usize = 8;
+pub(super) const LEVELS: usize = 8;
 const LEAST_BITS: u32 = LEVELS as u32;
 const MOST_BITS: u32 = 19;
 /// Steps along a level before a search gives up.
-const MOST_STEPS: u32 = 12;
+pub(super) const MOST_STEPS: u32 = 12;
 /// Empty slots to go back over.
 const MOST_EMPTY: usize = 16;
 /// Searches that may give up before it is asked whether they are too many.
@@ -117,14 +117,14 @@ impl Guides {
 
     /// The block, if guides are in use.
     #[inline]
-    fn block(&self) -> Option<u32> {
+    pub(super) fn block(&self) -> Option<u32> {
         let block = self.block.load(Ordering::Acquire);
         (block != 0 && !self.off.load(Ordering::Relaxed)).then_some(block)
     }
 
     /// Slot of a key on level 0; it does not fall as keys rise.
     #[inline]
-    fn slot_of(&self, list: &SkipList, block: u32, key: &[u8]) -> usize {
+    pub(super) fn slot_of(&self, list: &SkipList, block: u32, key: &[u8]) -> usize {
         // SAFETY: the block begins with a line, which never changes.
         let line = unsafe { &*list.arena.at(block).cast::<Line>() };
         let slots = 1u64 << self.bits;
@@ -133,7 +133,7 @@ impl Guides {
         (number.saturating_sub(line.low) >> line.shift).min(slots - 1) as usize
     }
 
-    fn slot<'a>(&self, list: &'a SkipList, block: u32, level: usize, at: usize) -> &'a AtomicU32 {
+    pub(super) fn slot<'a>(&self, list: &'a SkipList, block: u32, level: usize, at: usize) -> &'a AtomicU32 {
         // Level 0 takes the upper half of the block, level 1 the upper half of the rest, and so on.
         let first = 1usize << (self.bits as usize - level);
         debug_assert!(level < LEVELS && at < first);
@@ -149,28 +149,6 @@ impl Guides {
             // Release: who finds the node finds it whole.
             self.slot(list, block, level, slot >> level).store(offset, Ordering::Release);
         }
-    }
-
-    /// Begins to fetch what a search for this key will look at first.
-    pub(super) fn prefetch(&self, list: &SkipList, key: &[u8]) {
-        let Some(block) = self.block() else { return };
-        let near = self.slot(list, block, 0, self.slot_of(list, block, key)).load(Ordering::Relaxed);
-        // SAFETY: a slot holds 0 or the offset of a node of this list.
-        unsafe { list.node(near) }.prefetch();
-    }
-
-    /// Once that is there: begins to fetch what the search will look at next.
-    pub(super) fn prefetch_next(&self, list: &SkipList, key: &[u8]) {
-        let Some(block) = self.block() else { return };
-        let slot = self.slot_of(list, block, key);
-        let near = self.slot(list, block, 0, slot).load(Ordering::Acquire);
-        // SAFETY: a slot holds 0 or the offset of a node, which is linked on level 0.
-        let next = match near != 0 && unsafe { list.node(near).is_before(&Want::before(key)) } {
-            true => unsafe { list.link(near, 0) }.load(Ordering::Relaxed),
-            false => slot.checked_sub(1).map_or(0, |slot| self.slot(list, block, 0, slot).load(Ordering::Relaxed)),
-        };
-        // SAFETY: links and slots hold 0 or the offset of a node; nothing is read there yet.
-        unsafe { list.node(next) }.prefetch();
     }
 
     /// As [`SkipList::path`], as far as the levels below `height` are concerned. `None`: search from the head.
@@ -203,7 +181,7 @@ impl Guides {
     }
 
     /// A node in this slot, or in one of those before it; the head, if these are all there are.
-    fn near(&self, list: &SkipList, block: u32, level: usize, slot: usize) -> Option<u32> {
+    pub(super) fn near(&self, list: &SkipList, block: u32, level: usize, slot: usize) -> Option<u32> {
         for back in 0..=MOST_EMPTY {
             let Some(at) = slot.checked_sub(back) else { return Some(list.head()) };
             let near = self.slot(list, block, level, at).load(Ordering::Acquire);
@@ -249,7 +227,7 @@ impl Guides {
     }
 
     #[cold]
-    fn give_up(&self) {
+    pub(super) fn give_up(&self) {
         self.given_up.fetch_add(1, Ordering::Relaxed);
     }
 

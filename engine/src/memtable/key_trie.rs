@@ -7,23 +7,31 @@
 //! ```
 //!
 //! Insert-only, like the list: a slot goes from empty to a node, from a node to a newer version of the same key, or to a fork
-//! that holds the node. Nothing moves, so readers need no lock. Should the arena be full, or two keys have one hash, the
+//! that holds the node. Nothing moves, so readers need no lock. Should there be no room for a fork, or two keys have one hash, the
 //! trie is *incomplete* from then on, and look-ups take the list.
+//!
+//! Rows find room before they are linked, until the arena is full: those that are last would find none for their forks, and most
+//! look-ups of a full memtable come after that. So a trie of many rows has a *reserve* for these.
 
 use super::arena::UNIT;
 use super::node::Node;
 use super::skip_list::SkipList;
 use crate::filter::key_hash;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 const FORK_BITS: u32 = 3;
 const FORK_SLOTS: usize = 1 << FORK_BITS;
 const FORK_BYTES: usize = UNIT + 4 * FORK_SLOTS;
+const FORK_UNITS: u32 = (FORK_BYTES / UNIT) as u32;
 
 /// A root for few rows, or for nobody knows how many: between these, by how much memory the memtable may take.
 const LEAST_ROOT_BITS: u32 = 6;
 const USUAL_ROOT_BITS: u32 = 11;
 const MOST_ROOT_BITS: u32 = 20;
+
+/// Rows from which on a trie has a reserve: which part of what the memtable may take.
+const LEAST_ROWS: u64 = 8192;
+const RESERVE: usize = 128;
 
 /// Levels that are fetched ahead.
 const LEVELS_AHEAD: usize = 4;
@@ -32,6 +40,8 @@ pub(super) struct KeyTrie {
     root: u32,
     root_bits: u32,
     incomplete: AtomicBool,
+    /// Offsets of the next fork and of the end of the reserve (low and high half); 0: there is none yet.
+    reserve: AtomicU64,
 }
 
 impl KeyTrie {
@@ -44,7 +54,40 @@ impl KeyTrie {
         let root = list.arena.alloc((bytes / UNIT) as u32)?;
         // SAFETY: the block is ours; zeros are empty slots.
         unsafe { list.arena.at(root).write_bytes(0, bytes) };
-        Some(KeyTrie { root, root_bits, incomplete: AtomicBool::new(false) })
+        let (incomplete, reserve) = (AtomicBool::new(false), AtomicU64::new(0));
+        Some(KeyTrie { root, root_bits, incomplete, reserve })
+    }
+
+    /// Takes the reserve, once there are so many rows that it pays.
+    #[inline]
+    pub(super) fn begin(&self, list: &SkipList, rows: u64) {
+        if rows >= LEAST_ROWS && self.reserve.load(Ordering::Relaxed) == 0 {
+            self.take_reserve(list);
+        }
+    }
+
+    #[cold]
+    fn take_reserve(&self, list: &SkipList) {
+        let units = (list.arena.capacity() / RESERVE / FORK_BYTES) as u32 * FORK_UNITS;
+        let Some(block) = Some(units).filter(|units| *units > 0).and_then(|units| list.arena.alloc(units)) else {
+            return;
+        };
+        let whole = u64::from(block) | u64::from(block + units) << 32;
+        if self.reserve.compare_exchange(0, whole, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            list.arena.give_back(block, units);
+        }
+    }
+
+    /// Memory for a fork: the reserve's, where the arena has none any more.
+    fn room_for_fork(&self, list: &SkipList) -> Option<u32> {
+        let from_reserve = |reserve: u64| {
+            let (next, end) = (reserve as u32, (reserve >> 32) as u32);
+            (next < end).then(|| reserve + u64::from(FORK_UNITS))
+        };
+        list.arena.alloc(FORK_UNITS).or_else(|| {
+            let taken = self.reserve.fetch_update(Ordering::Relaxed, Ordering::Relaxed, from_reserve);
+            taken.ok().map(|reserve| reserve as u32)
+        })
     }
 
     /// The newest version of the key, 0 if there is none. `None`: only the list can tell.
@@ -93,7 +136,7 @@ impl KeyTrie {
 
     /// Begins to fetch what the insertion of this key will look at first.
     #[inline]
-    pub(super) fn begin<'a>(&self, list: &'a SkipList, key: &[u8]) -> Begun<'a> {
+    pub(super) fn begin_insertion<'a>(&self, list: &'a SkipList, key: &[u8]) -> Begun<'a> {
         let slot = Walk::new(self, list, key_hash(key)).slot;
         Node(std::ptr::from_ref(slot).cast_mut().cast()).prefetch();
         Begun(slot)
@@ -121,7 +164,7 @@ impl KeyTrie {
                         }
                         offset
                     } else {
-                        match walk.fork(list, at, key_hash(node.key())) {
+                        match walk.fork(self, list, (at, key_hash(node.key()))) {
                             Some(fork) => fork,
                             None => return self.incomplete.store(true, Ordering::Release),
                         }
@@ -134,13 +177,13 @@ impl KeyTrie {
                 return;
             }
             if !swapped && next != offset {
-                list.arena.give_back(next, (FORK_BYTES / UNIT) as u32);
+                list.arena.give_back(next, FORK_UNITS);
             }
         }
     }
 }
 
-/// Where the way of a key begins, see [`KeyTrie::begin`].
+/// Where the way of a key begins, see [`KeyTrie::begin_insertion`].
 pub(super) struct Begun<'a>(&'a AtomicU32);
 
 impl Begun<'_> {
@@ -176,11 +219,11 @@ impl<'a> Walk<'a> {
     }
 
     /// A fork for this slot that holds the node in it, whose hash is `hash`. `None`: no room, or no bits are left.
-    fn fork(&self, list: &SkipList, node: u32, hash: u64) -> Option<u32> {
+    fn fork(&self, trie: &KeyTrie, list: &SkipList, (node, hash): (u32, u64)) -> Option<u32> {
         if self.used + FORK_BITS > u64::BITS {
             return None;
         }
-        let fork = list.arena.alloc((FORK_BYTES / UNIT) as u32)?;
+        let fork = trie.room_for_fork(list)?;
         // SAFETY: the block is ours until the fork is put into a slot.
         unsafe {
             list.arena.at(fork).write_bytes(0, FORK_BYTES);

@@ -26,6 +26,7 @@ mod key_trie;
 mod node;
 mod row_index;
 mod scale;
+mod side_by_side;
 mod skip_list;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use guides::Guides;
 use key_trie::KeyTrie;
 use node::{is_far, Node, Shape, Want, MAX_HEIGHT};
 use row_index::RowIndex;
+use side_by_side::Wanted;
 use skip_list::{Path, SkipList};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
@@ -227,7 +229,9 @@ impl Memtable {
     pub fn room(&self, key_len: usize, head: &Head) -> Option<Room<'_>> {
         assert!(key_len <= MAX_KEY, "a key of {key_len} bytes");
         let row = u32::try_from(head.row_id.0.checked_sub(self.base_row.0)?).ok()?;
-        self.guides.begin(&self.list, self.counts.rows.load(Ordering::Relaxed));
+        let rows = self.counts.rows.load(Ordering::Relaxed);
+        self.guides.begin(&self.list, rows);
+        self.by_key.begin(&self.list, rows);
         // SAFETY: always this arena.
         if !unsafe { self.by_row.prepare(&self.list.arena, row) } {
             return None;
@@ -260,21 +264,26 @@ impl Memtable {
     /// Finds the place of a key for the version that is to have this room, which is cheaper than a place for any.
     pub fn probe_for(&self, key: &[u8], room: &Room<'_>) -> Splice<'_> {
         let want = Want::before(key);
-        let in_trie = self.by_key.begin(&self.list, key);
+        let in_trie = self.by_key.begin_insertion(&self.list, key);
         let path = self.guides.path(&self.list, &want, room.shape.height()).unwrap_or_else(|| self.list.path(&want));
         in_trie.prefetch(&self.list);
         Splice { table: self, newest: self.if_key(path.next(), key), path }
     }
 
-    /// Begins to fetch what looking up these keys, and adding versions of them, will look at.
-    pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
-        self.by_key.prefetch(&self.list, keys.clone());
-        keys.clone().for_each(|key| self.guides.prefetch(&self.list, key));
-        keys.for_each(|key| self.guides.prefetch_next(&self.list, key));
+    /// As [`Memtable::probe_for`], for many keys: their places are looked for side by side.
+    pub fn probe_all<'k>(&self, wanted: impl Iterator<Item = (&'k [u8], &'k Room<'k>)>) -> Vec<Splice<'_>> {
+        let wanted: Vec<Wanted<'_>> =
+            wanted.map(|(key, room)| Wanted { want: Want::before(key), height: room.shape.height() }).collect();
+        let paths = self.guides.paths(&self.list, &wanted);
+        let splice = |(Wanted { want, .. }, path): (&Wanted<'_>, Option<Path>)| {
+            let path = path.unwrap_or_else(|| self.list.path(want));
+            Splice { table: self, newest: self.if_key(path.next(), want.key()), path }
+        };
+        wanted.iter().zip(paths).map(splice).collect()
     }
 
-    /// Begins to fetch what looking up these keys will look at.
-    pub fn prefetch_newest<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+    /// Begins to fetch what looking up these keys will look at, and some of what adding versions of them will.
+    pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
         self.by_key.prefetch(&self.list, keys);
     }
 

@@ -43,6 +43,13 @@ impl Path {
         self.levels
     }
 
+    /// Whether both have the same neighbours on the levels below `height`.
+    #[cfg(test)]
+    pub(super) fn leads_where(&self, other: &Path, height: usize) -> bool {
+        let neighbours = |path: &Path| path.before.into_iter().zip(path.after).take(height).collect::<Vec<_>>();
+        self.levels == height && neighbours(self) == neighbours(other)
+    }
+
     /// Sets the neighbours on a level; the levels below it follow.
     pub(super) fn set(&mut self, level: usize, before: u32, after: u32) {
         if let (Some(to_before), Some(to_after)) = (self.before.get_mut(level), self.after.get_mut(level)) {

@@ -422,6 +422,40 @@ fn check_order(table: &Memtable, at_least: u64) -> u64 {
     count
 }
 
+/// Rows that have found the last room of a memtable are found as fast as the others: by the trie, which needs room of its own.
+#[test]
+fn a_full_memtable_knows_its_keys() {
+    const BATCH: u64 = 64;
+    let mut rng = Rng(23);
+    // Where it is known how many rows there will be, and where it is not, the root is as large as it has to be, or small.
+    for expected in [0, 60_000] {
+        let capacity = if cfg!(miri) { 64 << 10 } else { 4 << 20 };
+        let table = Memtable::new(L0Id(1), RowId(0), Writer(0), capacity, expected).expect("memory");
+        let mut linked: Vec<Vec<u8>> = Vec::new();
+        loop {
+            let first = linked.len() as u64;
+            let head = |n: u64| Head { row_id: RowId(first + n), ..Head::default() };
+            let keys: Vec<Vec<u8>> =
+                (0..BATCH).map(|_| [rng.next().to_be_bytes(), rng.next().to_be_bytes()].concat()).collect();
+            let rooms: Vec<Room<'_>> = (0..BATCH).map_while(|n| table.room(16, &head(n))).collect();
+            let splices = table.probe_all(keys.iter().map(Vec::as_slice).zip(&rooms));
+            for (((key, room), splice), n) in keys.iter().zip(rooms).zip(&splices).zip(0..) {
+                table.link(splice, room, key, &head(n), LogAddr(n));
+                linked.push(key.clone());
+            }
+            if linked.len() as u64 - first < BATCH {
+                break;
+            }
+        }
+        assert!(cfg!(miri) || linked.len() > 30_000, "{} rows", linked.len());
+        for key in linked {
+            let found = table.by_key.find(&table.list, &key);
+            assert!(found.is_some_and(|found| found != 0) || cfg!(miri), "a key is not found by the trie");
+            assert!(table.newest(&key).is_some_and(|node| node.key() == key));
+        }
+    }
+}
+
 /// Keys of which guides should know the place, and others: every look-up by guides is compared with one from the list's head.
 #[test]
 fn guides_lead_to_the_same_places() {
@@ -443,6 +477,17 @@ fn guides_lead_to_the_same_places() {
         // Of ascending keys the first table knows the place of new ones alone.
         for (table, least) in [(&first, rows), (&next, 2 * rows)] {
             let mut guided = 0;
+            let keys: Vec<Vec<u8>> = (0..rows / 8).map(|n| key(&mut rng, n % 3 * (rows / 2) + n)).collect();
+            for keys in keys.chunks(100) {
+                let wanted = || {
+                    keys.iter().zip(0..).map(|(key, n)| Wanted { want: Want::before(key), height: 1 + n % MAX_HEIGHT })
+                };
+                let wanted: Vec<Wanted<'_>> = wanted().collect();
+                for (wanted, path) in wanted.iter().zip(table.guides.paths(&table.list, &wanted)) {
+                    let from_head = table.list.path(&wanted.want);
+                    assert!(path.is_none_or(|path| path.leads_where(&from_head, wanted.height)));
+                }
+            }
             for n in 0..rows {
                 let key = key(&mut rng, n % 3 * (rows / 2) + n);
                 for want in [Want::before(&key), Want::after(&key)] {

@@ -11,7 +11,6 @@
 use crate::error::{Consumer, Error, Result};
 use crate::filter::key_hash;
 use crate::host::Host;
-use crate::memtable::{Room, Splice};
 use crate::mutation::{on, Mutation::I2ExpectationIgnored, Mutation::I2LaterRunsIgnored};
 use crate::row::encode_record;
 use crate::tree::count::more_by;
@@ -107,7 +106,8 @@ impl<H: Host> Tree<'_, H> {
     pub fn prefetch_new<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
         let view = self.pin();
         view.active().table.prefetch(keys.clone());
-        view.frozen.iter().for_each(|generation| generation.table.prefetch_newest(keys.clone()));
+        view.frozen.iter().for_each(|generation| generation.table.prefetch(keys.clone()));
+        self.shared.index.touch(keys.clone());
         // A search of the runs begins with that of which the index knows nothing, and fetches what it wants of the others itself.
         if let Some(desc) = view.runs.get(self.shared.first_unindexed(&view)) {
             let (run, pages) = (desc.run(), Pages(&self.host));
@@ -249,8 +249,8 @@ impl<H: Host> Tree<'_, H> {
         if rows.is_empty() {
             return Ok(0);
         }
-        let probe = |(row, room): (&NewRow<'_>, &Option<Room<'_>>)| room.as_ref().map(|r| active.probe_for(row.key, r));
-        let splices: Vec<Option<Splice<'_>>> = rows.iter().zip(&rooms).map(probe).collect();
+        let wanted = rows.iter().zip(&rooms).filter_map(|(row, room)| Some((row.key, room.as_ref()?)));
+        let splices = active.probe_all(wanted);
         records.clear();
         let mut ends = Vec::with_capacity(rows.len());
         for (at, row) in rows.iter().enumerate() {
@@ -261,7 +261,7 @@ impl<H: Host> Tree<'_, H> {
         let pieces: Vec<&[u8]> =
             starts.zip(&ends).map(|(from, to)| records.get(from..*to).unwrap_or_default()).collect();
         let appended = self.host.append(self, active.generation(), &pieces, &mut |at, addr| {
-            if let (Some(row), Some(Some(splice)), Some(room)) =
+            if let (Some(row), Some(splice), Some(room)) =
                 (rows.get(at), splices.get(at), rooms.get_mut(at).and_then(Option::take))
             {
                 active.link(splice, room, row.key, &head_of(row, first, at), addr);
