@@ -1,6 +1,8 @@
 """What loosekv has to reach beside heap + btree, and whether results say it does."""
 from dataclasses import dataclass
 
+import plan
+
 MEMORY, COLD, FAR = "memory/uuid/256/none", "cold/uuid/256/none", "far/uuid/100/none"
 SEQUENTIAL, ZSTD, COLD_ZSTD = "memory/bigint-seq/256/none", "memory/uuid/256/zstd", "cold/uuid/256/zstd"
 
@@ -81,9 +83,11 @@ class Verdict:
 
 
 def _main_cell(results, group, workload):
-    """Of a workload's cells the one with the plan's usual clients, which is run first, and asynchronous commits."""
-    cells = [cell for cell in results.cells(group) if cell.split("/")[0] == workload]
-    return next((cell for cell in cells if cell.endswith("/off")), None)
+    """Of a workload's cells the one with the plan's usual clients, which it has first, and asynchronous commits; in other forms, the first
+    one that was run."""
+    planned = [cell.id for other in plan.long() if other.id == group for cell in other.cells if cell.workload == workload]
+    measured = [cell for cell in results.cells(group) if cell.split("/")[0] == workload and cell.endswith("/off")]
+    return next((cell for cell in (*planned, *measured) if cell in measured), None)
 
 
 def _found(results, target):

@@ -88,6 +88,14 @@ class Verdicts(unittest.TestCase):
         self.assertFalse(found[targets.COLD, "get"])
         self.assertIsNone(found[targets.COLD, "miss"])
 
+    def test_targets_are_those_of_the_usual_clients(self):
+        """Whichever cells stand before theirs."""
+        results = self.results(*(record(targets.COLD, cell, store, 0, rate=rate)
+                                 for cell, rates in (("get/2/off", (1, 3)), ("get/8/on", (1, 4)), ("get/8/off", (2, 1)))
+                                 for store, rate in zip(("heap", "loosekv"), rates)))
+        found = {(verdict.group, verdict.what): verdict.found for verdict in targets.judge(results)}
+        self.assertEqual(found[targets.COLD, "get"], 0.5)
+
     def test_targets_name_cells_of_the_plan(self):
         cells = {group.id: {cell.workload for cell in group.cells} for group in plan.long()}
         for target in targets.TARGETS:
