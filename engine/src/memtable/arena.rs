@@ -72,11 +72,11 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-fn pack(cursor: u32, end: u32) -> u64 {
+pub(super) fn pack(cursor: u32, end: u32) -> u64 {
     u64::from(end) << 32 | u64::from(cursor)
 }
 
-fn unpack(word: u64) -> (u32, u32) {
+pub(super) fn unpack(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 

@@ -13,7 +13,7 @@
 //! Rows find room before they are linked, until the arena is full: those that are last would find none for their forks, and most
 //! look-ups of a full memtable come after that. So a trie of many rows has a *reserve* for these.
 
-use super::arena::UNIT;
+use super::arena::{pack, unpack, UNIT};
 use super::node::Node;
 use super::skip_list::SkipList;
 use crate::filter::key_hash;
@@ -29,9 +29,9 @@ const LEAST_ROOT_BITS: u32 = 6;
 const USUAL_ROOT_BITS: u32 = 11;
 const MOST_ROOT_BITS: u32 = 20;
 
-/// Rows from which on a trie has a reserve: which part of what the memtable may take.
-const LEAST_ROWS: u64 = 8192;
+/// Which part of what the memtable may take is in reserve, from so many rows on, or when half of it is taken.
 const RESERVE: usize = 128;
+const LEAST_ROWS: u64 = 8192;
 
 /// Levels that are fetched ahead.
 const LEVELS_AHEAD: usize = 4;
@@ -40,7 +40,7 @@ pub(super) struct KeyTrie {
     root: u32,
     root_bits: u32,
     incomplete: AtomicBool,
-    /// Offsets of the next fork and of the end of the reserve (low and high half); 0: there is none yet.
+    /// Offsets of the next fork and of the end of the reserve, packed; 0: there is none yet.
     reserve: AtomicU64,
 }
 
@@ -58,10 +58,13 @@ impl KeyTrie {
         Some(KeyTrie { root, root_bits, incomplete, reserve })
     }
 
-    /// Takes the reserve, once there are so many rows that it pays.
+    /// Takes the reserve, once it is worth it for so many rows.
     #[inline]
     pub(super) fn begin(&self, list: &SkipList, rows: u64) {
-        if rows >= LEAST_ROWS && self.reserve.load(Ordering::Relaxed) == 0 {
+        if self.reserve.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        if rows >= LEAST_ROWS || 2 * list.arena.used() >= list.arena.capacity() {
             self.take_reserve(list);
         }
     }
@@ -69,11 +72,11 @@ impl KeyTrie {
     #[cold]
     fn take_reserve(&self, list: &SkipList) {
         let units = (list.arena.capacity() / RESERVE / FORK_BYTES) as u32 * FORK_UNITS;
-        let Some(block) = Some(units).filter(|units| *units > 0).and_then(|units| list.arena.alloc(units)) else {
-            return;
-        };
-        let whole = u64::from(block) | u64::from(block + units) << 32;
-        if self.reserve.compare_exchange(0, whole, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        let block = Some(units).filter(|units| *units > 0).and_then(|units| list.arena.alloc(units));
+        // One that cannot be had has nothing left from the beginning: it is not asked for again.
+        let reserve = block.map_or(pack(1, 1), |block| pack(block, block + units));
+        let noted = self.reserve.compare_exchange(0, reserve, Ordering::Relaxed, Ordering::Relaxed);
+        if let (Some(block), Err(_)) = (block, noted) {
             list.arena.give_back(block, units);
         }
     }
@@ -81,12 +84,12 @@ impl KeyTrie {
     /// Memory for a fork: the reserve's, where the arena has none any more.
     fn room_for_fork(&self, list: &SkipList) -> Option<u32> {
         let from_reserve = |reserve: u64| {
-            let (next, end) = (reserve as u32, (reserve >> 32) as u32);
+            let (next, end) = unpack(reserve);
             (next < end).then(|| reserve + u64::from(FORK_UNITS))
         };
         list.arena.alloc(FORK_UNITS).or_else(|| {
             let taken = self.reserve.fetch_update(Ordering::Relaxed, Ordering::Relaxed, from_reserve);
-            taken.ok().map(|reserve| reserve as u32)
+            taken.ok().map(|reserve| unpack(reserve).0)
         })
     }
 
