@@ -188,10 +188,10 @@ impl KeyFilters {
         }
     }
 
-    /// The key will be told soon. A hint. The latch is held.
+    /// The key will be told, or asked about, soon. A hint. The latch is held, or the caller is pinned.
     #[inline]
     pub(super) fn touch(&self, key: &[u8]) {
-        // SAFETY: only a holder of the latch takes it out, and that are we.
+        // SAFETY: only a holder of the latch takes it out, and it waits for those who are pinned.
         if let Some(filter) = unsafe { self.used.load(Ordering::Relaxed).as_ref() } {
             prefetch(filter.block(key_hash(key)));
         }

@@ -201,10 +201,7 @@ impl<L: RawLatch> KeyIndex<L> {
     /// Begins to fetch what tells of these keys that they are not here.
     pub fn touch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
         let _pin = epoch::pin();
-        for key in keys {
-            // SAFETY: pinned.
-            let _ = unsafe { self.filters.look_for(key) };
-        }
+        keys.for_each(|key| self.filters.touch(key));
     }
 
     fn search(&self, key: &[u8], pin: &Guard) -> Option<IndexEntry> {

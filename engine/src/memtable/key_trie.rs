@@ -11,7 +11,7 @@
 //! trie is *incomplete* from then on, and look-ups take the list.
 //!
 //! Rows find room before they are linked, until the arena is full: those that are last would find none for their forks, and most
-//! look-ups of a full memtable come after that. So a trie of many rows has a *reserve* for these.
+//! look-ups of a full memtable come after that. So a trie that has come so far has a *reserve* for these.
 
 use super::arena::{pack, unpack, UNIT};
 use super::node::Node;
