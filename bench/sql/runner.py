@@ -111,6 +111,9 @@ class GroupRunner:
             self._connection(store).rows("ANALYZE kv")
         if not any(WORKLOADS[cell.workload].copy for cell in self.missing() if cell.workload != "load"):
             self._forget_file("load")
+        # The sessions that have loaded keep memory, which is no part of what is measured.
+        for store in STORES:
+            self._connections.pop(store).close()
         self.meter.settle(self.group.amounts.patience, self.group.amounts.quiet)
         self._say("   tables are loaded")
 

@@ -212,6 +212,29 @@ def workers(server):
         server.sql(f"DROP DATABASE other{number} WITH (FORCE)")
 
 
+def worker_memory(server):
+    """What merges have used of its private memory the worker gives back, though it goes on."""
+    def private():
+        pids = server.sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'loosekv worker' AND datname = current_database()").split()
+        kilobytes = 0
+        for pid in pids:
+            with open(f"/proc/{pid}/status") as status:
+                kilobytes += sum(int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
+        return kilobytes
+
+    server.sql("CREATE TABLE merged (k uuid PRIMARY KEY, v text) USING loosekv",
+               "INSERT INTO merged SELECT gen_random_uuid(), repeat('x', 40) FROM generate_series(1, 600000)",
+               "UPDATE merged SET v = 'y'", "DELETE FROM merged", timeout=600)
+    most, deadline = private(), time.monotonic() + 60
+    while (now := private()) > 6 << 10 or most < 10 << 10:
+        most = max(most, now)
+        if time.monotonic() > deadline:
+            raise lib.Failure(f"the worker has {now} kB of its own, and had {most} at most")
+        time.sleep(0.2)
+    server.sql("DROP TABLE merged")
+    return most
+
+
 def each_table(server, count, statement, batch=50):
     """The statement for every table, `@` is its number."""
     text = statement.replace("'", "''").replace("@", "' || n || '")
@@ -777,6 +800,7 @@ def main(directory, servers):
     row_locks(server)
     refused = connections(server)
     workers(server)
+    worker_memory(server)
     taken = partitions(server, 2500)
     full_disk = disk_full(directory, server, rng, 3 if lib.SHORT else 20)
     server.kill_all()

@@ -38,6 +38,9 @@ const IDLE_TABLE: u64 = 10_000_000;
 /// Free shared memory of which none has changed hands for so long goes back to the kernel.
 const IDLE_MEMORY: Duration = Duration::from_secs(10);
 
+/// What this process has freed goes back to the kernel so often at most.
+const FREED_MEMORY: Duration = Duration::from_secs(10);
+
 /// A table to which nobody has written for so long is quiet.
 const QUIET: Duration = Duration::from_secs(3);
 
@@ -235,7 +238,7 @@ pub unsafe fn leave_database(name: *const c_char) {
 
 fn serve() {
     let (Some(global), Some(seat)) = (global::get(), SEAT.get()) else { return };
-    let mut worked = elapsed();
+    let (mut worked, mut tidied) = (elapsed(), elapsed());
     loop {
         // SAFETY: this process's own latch.
         unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
@@ -245,6 +248,10 @@ fn serve() {
         let seen = global.workers.requests(seat);
         survey();
         let now = elapsed();
+        if worked > tidied && now.saturating_sub(tidied) > FREED_MEMORY {
+            give_back_freed();
+            tidied = now;
+        }
         if let Some((table, task)) = AGENDA.with_borrow(|agenda| agenda.next(now)) {
             let outcome = worker_piece::perform(table, task);
             worked = elapsed();
@@ -275,6 +282,12 @@ fn give_to_kernel(now: Duration) {
     } else if now.saturating_sub(since) > IDLE_MEMORY {
         vacant::give_to_kernel();
     }
+}
+
+/// Merges may have used as much as maintenance_work_mem, and the C library keeps all that lies below anything still in use.
+fn give_back_freed() {
+    // SAFETY: whole pages of what is free already.
+    unsafe { libc::malloc_trim(0) };
 }
 
 /// False: the process is to end.
