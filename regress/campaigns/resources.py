@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -173,6 +174,29 @@ def row_locks(server):
         if locker.returncode != 0 and f"ERROR:  {FULL}" not in error:
             raise lib.Failure(f"locking: {error}")
     server.sql("UPDATE locked SET v = 1 WHERE k = 49999", *[f"DROP TABLE locked{n}" for n in range(20)], "DROP TABLE locked")
+
+
+HOT = {
+    "update": "UPDATE hot SET n = n + 1 WHERE k = :k;",
+    "unread": "UPDATE hot SET n = 0, v = 'x' WHERE k = :k;",
+    "locked": "BEGIN; SELECT n FROM hot WHERE k = :k FOR UPDATE; UPDATE hot SET n = n + 1 WHERE k = :k; END;",
+    "upsert": "INSERT INTO hot VALUES (:k, 0, 'x') ON CONFLICT (k) DO UPDATE SET n = hot.n + 1;",
+}
+
+
+def hot_rows(server, seconds):
+    """Many who change a few rows, one in a transaction, never wait for each other in a circle."""
+    server.sql("CREATE TABLE hot (k int PRIMARY KEY, n int, v text) USING loosekv", "INSERT INTO hot SELECT i, 0, 'x' FROM generate_series(1, 30) i",
+               "ALTER SYSTEM SET deadlock_timeout = '3ms'", "SELECT pg_reload_conf()")
+    with tempfile.TemporaryDirectory() as scripts:
+        for name, text in HOT.items():
+            script = os.path.join(scripts, name)
+            with open(script, "w") as file:
+                file.write(f"\\set k random_zipfian(1, 30, 1.1)\n{text}\n")
+            done = subprocess.run(["pgbench", "-n", "-c", "20", "-j", "2", "-T", str(seconds), "-f", script], env=server.environment(), text=True, capture_output=True)
+            if done.returncode != 0 or "number of failed transactions: 0 " not in done.stdout:
+                raise lib.Failure(f"{name}: {done.stdout}{done.stderr}{server.log_tail(8)}")
+    server.sql("ALTER SYSTEM RESET deadlock_timeout", "SELECT pg_reload_conf()", "DROP TABLE hot")
 
 
 def connections(server):
@@ -798,6 +822,7 @@ def main(directory, servers):
     writes_to_all_partitions(directory, servers)
     server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25", "max_locks_per_transaction = 400")
     row_locks(server)
+    hot_rows(server, 3 if lib.SHORT else 30)
     refused = connections(server)
     workers(server)
     worker_memory(server)

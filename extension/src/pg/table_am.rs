@@ -14,6 +14,7 @@ use crate::table::lock::{self, Got, KeyLock, Line};
 use crate::table::mvcc::{self, Standing};
 use crate::table::write::{self, Change, Draft, Inserted, Ready, Refusal, Updated};
 use crate::table::{recent, tid, unread, Open};
+use loosekv_engine::tree::Observed;
 use loosekv_engine::types::{Flags, Head, RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{LockTupleMode, LockWaitPolicy, Relation, TM_FailureData, TM_Result, TupleTableSlot};
@@ -722,16 +723,15 @@ enum Tried {
 }
 
 fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &mut Line)) -> Tried {
-    let Wish { command, mode, policy, .. } = wish;
-    let change = Change { command, crosscheck: std::ptr::null_mut(), wait: false, purpose: Purpose::Lock };
+    let Wish { mode, policy, .. } = wish;
+    // Who is in the way is found before the lock is taken: others may meet it, and then nobody could get in line behind them.
+    let seen = match look_before_lock(open, row, wish) {
+        Ok(seen) => seen,
+        Err(tried) => return tried,
+    };
     let mut got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
-    if got == Got::WouldBlock {
-        // What can be said without the lock is said without waiting for it.
-        if let Ready::No(refusal) = open.ok(write::prepare(open, row, change)) {
-            if refusal.result != TM_Result::TM_BeingModified && !shares_key(open, row, wish) {
-                return Tried::Done(Locking::No(refusal));
-            }
-        }
+    let waits = got == Got::WouldBlock;
+    if waits {
         if policy == LockWaitPolicy::LockWaitBlock {
             line.get_in(lock);
         }
@@ -740,7 +740,9 @@ fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &
             return Tried::Done(Locking::WouldBlock);
         }
     }
-    let tried = lock_taken(open, row, change, wish);
+    let as_seen = !waits && seen.is_some_and(|seen| open.tree.is_as_observed(&row.key, seen));
+    let again = if as_seen { Ok(seen) } else { look_before_lock(open, row, wish) };
+    let tried = again.map_or_else(|tried| tried, |_| Tried::Done(Locking::Locked));
     if got == Got::Locked {
         match tried {
             Tried::Done(Locking::Locked) => lock.keep(mode),
@@ -750,28 +752,30 @@ fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &
     tried
 }
 
-/// With the lock held: is it the row that was meant?
-fn lock_taken(open: &Open, row: &RowBuf, change: Change, wish: Wish) -> Tried {
+/// Is it the row that was meant, and nobody at work on it? Then what was observed of it; nothing, where an older version will do.
+fn look_before_lock(open: &Open, row: &RowBuf, wish: Wish) -> std::result::Result<Option<Observed>, Tried> {
+    let Wish { command, policy, .. } = wish;
+    let change = Change { command, crosscheck: std::ptr::null_mut(), wait: false, purpose: Purpose::Lock };
     loop {
         let refusal = match open.ok(write::prepare(open, row, change)) {
-            Ready::Go(_) => return Tried::Done(Locking::Locked),
+            Ready::Go(observed) => return Ok(Some(observed)),
             Ready::No(refusal) => refusal,
         };
         let replaced = matches!(refusal.result, TM_Result::TM_BeingModified | TM_Result::TM_Updated);
         if replaced && shares_key(open, row, wish) {
-            return Tried::Done(Locking::Locked);
+            return Ok(None);
         }
         if refusal.result != TM_Result::TM_BeingModified {
-            return Tried::Done(Locking::No(refusal));
+            return Err(Tried::Done(Locking::No(refusal)));
         }
         // Somebody is replacing the row.
         let mut newest_row = RowBuf::default();
         let (newest, _) = open.ok(mvcc::newest(open, &row.key, &mut newest_row));
         let Some(newest) = newest.filter(|newest| newest.standing == Standing::InProgress) else { continue };
-        if wish.policy != LockWaitPolicy::LockWaitBlock {
-            return Tried::Done(Locking::WouldBlock);
+        if policy != LockWaitPolicy::LockWaitBlock {
+            return Err(Tried::Done(Locking::WouldBlock));
         }
-        return Tried::Busy(newest.head);
+        return Err(Tried::Busy(newest.head));
     }
 }
 

@@ -12,7 +12,8 @@
 //! UPDATE             conflict    conflict conflict       conflict
 //! ```
 //!
-//! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming.
+//! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming. Who meets a lock waits
+//! for its transaction to end, also if that gives it back meanwhile. So only those get in line for whom nobody can be waiting.
 //!
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
 //! locks as well, and if there were prepared transactions when this server started everybody looks for those too.
@@ -51,6 +52,11 @@ static KEPT: ProcessLocal<RefCell<Vec<Kept>>> = ProcessLocal::new(RefCell::new(V
 /// The writers in whose name it has locked whole tables.
 static WHOLE: ProcessLocal<RefCell<Vec<Writer>>> = ProcessLocal::new(RefCell::new(Vec::new()));
 
+/// So many are told apart of [`GIVEN_BACK`].
+const MOST_GIVEN_BACK: usize = 64;
+/// Rows whose locks this transaction has given back as they were: others may have met them, and wait for it. All rows, if it is full.
+static GIVEN_BACK: ProcessLocal<RefCell<Vec<Tag>>> = ProcessLocal::new(RefCell::new(Vec::new()));
+
 /// Locks to be kept before they are counted again.
 static UNCOUNTED: ProcessLocal<Cell<usize>> = ProcessLocal::new(Cell::new(0));
 
@@ -63,7 +69,8 @@ pub struct KeyLock {
 /// A place in the line of those who wait for a row: a heavyweight lock, whose queue is the line. Whoever holds it waits for
 /// the row itself, without being in anybody's way. It goes with the transaction, should the wait fail.
 ///
-/// Not for whom the others may be waiting: who has the row, in a weaker mode or changed, would wait behind them for ever.
+/// Not for whom the others may be waiting: who has the row, in a weaker mode or changed, or had it for a moment, would wait behind
+/// them for ever.
 pub struct Line {
     mode: Mode::Type,
     exempt: bool,
@@ -78,7 +85,7 @@ impl Line {
 
     /// Waits until nobody else is before us.
     pub fn get_in(&mut self, lock: &KeyLock) {
-        if self.exempt || self.lined_up || lock.is_held_somehow() {
+        if self.exempt || self.lined_up || lock.is_held_somehow() || lock.was_held() {
             return;
         }
         batch::before_wait();
@@ -124,6 +131,11 @@ impl KeyLock {
     fn is_held_somehow(&self) -> bool {
         let (tag, weakest) = (&self.tag, Mode::LockTupleKeyShare);
         row_locks::holds(tag, weakest) || !WHOLE.with_borrow(Vec::is_empty) && row_locks::holds_whole(tag, weakest)
+    }
+
+    /// This transaction had the row, and left it as it was.
+    fn was_held(&self) -> bool {
+        GIVEN_BACK.with_borrow(|rows| rows.len() == MOST_GIVEN_BACK || rows.contains(&self.tag))
     }
 
     /// Takes the lock.
@@ -250,8 +262,18 @@ impl KeyLock {
         may_be && (row_locks::holds(&self.tag, mode) || row_locks::holds_whole(&self.tag, mode))
     }
 
-    /// Gives back a lock that was taken just now.
+    /// Gives back a lock that was taken just now; the row is as it was.
     pub fn release(&self, mode: Mode::Type) {
+        GIVEN_BACK.with_borrow_mut(|rows| {
+            if rows.len() < MOST_GIVEN_BACK && !rows.contains(&self.tag) {
+                rows.push(self.tag);
+            }
+        });
+        self.release_changed(mode);
+    }
+
+    /// The same; the row has a new version of ours.
+    pub fn release_changed(&self, mode: Mode::Type) {
         row_locks::give_back(self.tag, mode, xact::current_writer());
     }
 
@@ -357,6 +379,7 @@ pub fn rolled_back() {
 
 /// The transaction is over. A prepared one keeps its entries: its writers still run.
 pub fn end_of_transaction(prepared: bool) {
+    GIVEN_BACK.with_borrow_mut(Vec::clear);
     let kept = KEPT.with_borrow_mut(std::mem::take);
     let whole = WHOLE.with_borrow_mut(std::mem::take);
     if !prepared {

@@ -461,8 +461,10 @@ impl<'a> Guard<'a> {
 
     /// Not `Drop`: after an error the transaction's end gives the lock back, and no code of ours must run for it.
     fn end(self, changed: bool) {
-        if self.taken {
-            self.lock.release(self.mode);
+        match (self.taken, changed) {
+            (true, true) => self.lock.release_changed(self.mode),
+            (true, false) => self.lock.release(self.mode),
+            (false, _) => {}
         }
         if changed {
             self.lock.changed(self.mode);
