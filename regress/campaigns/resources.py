@@ -180,12 +180,14 @@ HOT = {
     "update": "UPDATE hot SET n = n + 1 WHERE k = :k;",
     "unread": "UPDATE hot SET n = 0, v = 'x' WHERE k = :k;",
     "locked": "BEGIN; SELECT n FROM hot WHERE k = :k FOR UPDATE; UPDATE hot SET n = n + 1 WHERE k = :k; END;",
+    "changed twice": "BEGIN; UPDATE hot SET n = n + 1 WHERE k = :k; UPDATE hot SET n = n + 1 WHERE k = :k; END;",
+    "unread twice": "BEGIN; UPDATE hot SET n = 0, v = 'x' WHERE k = :k; UPDATE hot SET n = 1, v = 'y' WHERE k = :k; END;",
     "upsert": "INSERT INTO hot VALUES (:k, 0, 'x') ON CONFLICT (k) DO UPDATE SET n = hot.n + 1;",
 }
 
 
 def hot_rows(server, seconds):
-    """Many who change a few rows, one in a transaction, never wait for each other in a circle."""
+    """Many who change a few rows, one in each transaction, never wait for each other in a circle."""
     server.sql("CREATE TABLE hot (k int PRIMARY KEY, n int, v text) USING loosekv", "INSERT INTO hot SELECT i, 0, 'x' FROM generate_series(1, 30) i",
                "ALTER SYSTEM SET deadlock_timeout = '3ms'", "SELECT pg_reload_conf()")
     with tempfile.TemporaryDirectory() as scripts:

@@ -261,6 +261,8 @@ pub fn attempt(tag: Tag, mode: Mode, me: Writer, changed: Option<Mode>) -> Attem
             let writer = Writer(entry.writer);
             if xact::is_mine(writer) {
                 mine = mine.max(Some(entry.mode));
+            } else if changed.is_some_and(|changed| conflict(entry.mode, changed)) {
+                // He has come since we changed the row, is about to notice, and waits for us then, with the lock or without.
             } else if conflict(entry.mode, mode) {
                 return Attempt::Blocked(writer);
             } else {

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming. Who meets a lock waits
-//! for its transaction to end, also if that gives it back meanwhile. So only those get in line for whom nobody can be waiting.
+//! for its transaction to end, also if that gives it back meanwhile. So only those get in line for whom nobody can be waiting. And who
+//! has changed the row minds no lock that stands against that: its owner has come since, and will wait for him.
 //!
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
 //! locks as well, and if there were prepared transactions when this server started everybody looks for those too.
