@@ -395,6 +395,24 @@ class Load:
                 os.truncate(path, 0)
 
 
+# What may be refused.
+
+FULL = "53200"
+
+
+def attempt(server, *commands, codes, timeout=300):
+    """Does it, or is told one of these codes, with a hint where memory is short. Whether it was done."""
+    done = server.try_sql(*commands, timeout=timeout)
+    if done.returncode == 0:
+        return True
+    error = next((line for line in done.stderr.splitlines() if "ERROR:" in line), done.stderr)
+    if not any(f"ERROR:  {code}" in error for code in codes):
+        raise Failure(f"{commands[-1][:200]}: {done.stderr}\n{server.log_tail(8)}")
+    if f"ERROR:  {FULL}" in error and "HINT:" not in done.stderr:
+        raise Failure(f"no hint: {done.stderr}")
+    return False
+
+
 # The twins.
 
 def twin_schema():

@@ -11,30 +11,16 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 
 import lib
+import row_locks
+from lib import FULL, attempt
 
 sys.path.append(os.path.join(lib.HERE, "..", "..", "bench", "sql"))
 from control_group import ControlGroup  # noqa: E402
 
-FULL = "53200"
 NO_DISK = "53100"
-
-
-def attempt(server, *commands, codes, timeout=300):
-    """Does it, or is told one of these codes, with a hint where memory is short. Whether it was done."""
-    done = server.try_sql(*commands, timeout=timeout)
-    if done.returncode == 0:
-        return True
-    error = next((line for line in done.stderr.splitlines() if "ERROR:" in line), done.stderr)
-    if not any(f"ERROR:  {code}" in error for code in codes):
-        raise lib.Failure(f"{commands[-1][:200]}: {done.stderr}\n{server.log_tail(8)}")
-    if f"ERROR:  {FULL}" in error and "HINT:" not in done.stderr:
-        raise lib.Failure(f"no hint: {done.stderr}")
-    return False
 
 
 def twins(server, statement, codes):
@@ -155,50 +141,6 @@ def memory_came_back(server):
         # What somebody still looked at when it was dropped is freed by whoever comes next.
         server.sql("INSERT INTO l3 VALUES (1, 1, 'x')", "SELECT loosekv.flush('l3')", "DELETE FROM l3 WHERE v = 'x'")
         time.sleep(0.1)
-
-
-def row_locks(server):
-    """More rows locked than the lock table holds, by one and by many; others still have to wait."""
-    server.sql("CREATE TABLE locked (k int PRIMARY KEY, v int) USING loosekv", "INSERT INTO locked SELECT i, 0 FROM generate_series(1, 50000) i")
-    holder = lib.Psql(server, "BEGIN;\nSELECT count(*) FROM (SELECT k FROM locked FOR UPDATE) x;\n")
-    if attempt(server, "SET lock_timeout = '200ms'", "UPDATE locked SET v = 1 WHERE k = 49999", codes=("55P03",)):
-        raise lib.Failure("a locked row was updated")
-    holder.finish("COMMIT;\n")
-    # Many transactions that lock many rows each, in tables of their own.
-    for number in range(20):
-        server.sql(f"CREATE TABLE locked{number} (k int PRIMARY KEY) USING loosekv", f"INSERT INTO locked{number} SELECT generate_series(1, 5000)")
-    lockers = [subprocess.Popen(["psql", "-X", "-q", "-v", "VERBOSITY=verbose", "-c", f"BEGIN; SELECT count(*) FROM (SELECT k FROM locked{n} WHERE k % 2 = 0 FOR UPDATE) x; SELECT pg_sleep(0.5); COMMIT"],
-                                env=server.environment(), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for n in range(20)]
-    for locker in lockers:
-        error = locker.communicate(timeout=120)[1]
-        if locker.returncode != 0 and f"ERROR:  {FULL}" not in error:
-            raise lib.Failure(f"locking: {error}")
-    server.sql("UPDATE locked SET v = 1 WHERE k = 49999", *[f"DROP TABLE locked{n}" for n in range(20)], "DROP TABLE locked")
-
-
-HOT = {
-    "update": "UPDATE hot SET n = n + 1 WHERE k = :k;",
-    "unread": "UPDATE hot SET n = 0, v = 'x' WHERE k = :k;",
-    "locked": "BEGIN; SELECT n FROM hot WHERE k = :k FOR UPDATE; UPDATE hot SET n = n + 1 WHERE k = :k; END;",
-    "changed twice": "BEGIN; UPDATE hot SET n = n + 1 WHERE k = :k; UPDATE hot SET n = n + 1 WHERE k = :k; END;",
-    "unread twice": "BEGIN; UPDATE hot SET n = 0, v = 'x' WHERE k = :k; UPDATE hot SET n = 1, v = 'y' WHERE k = :k; END;",
-    "upsert": "INSERT INTO hot VALUES (:k, 0, 'x') ON CONFLICT (k) DO UPDATE SET n = hot.n + 1;",
-}
-
-
-def hot_rows(server, seconds):
-    """Many who change a few rows, one in each transaction, never wait for each other in a circle."""
-    server.sql("CREATE TABLE hot (k int PRIMARY KEY, n int, v text) USING loosekv", "INSERT INTO hot SELECT i, 0, 'x' FROM generate_series(1, 30) i",
-               "ALTER SYSTEM SET deadlock_timeout = '3ms'", "SELECT pg_reload_conf()")
-    with tempfile.TemporaryDirectory() as scripts:
-        for name, text in HOT.items():
-            script = os.path.join(scripts, name)
-            with open(script, "w") as file:
-                file.write(f"\\set k random_zipfian(1, 30, 1.1)\n{text}\n")
-            done = subprocess.run(["pgbench", "-n", "-c", "20", "-j", "2", "-T", str(seconds), "-f", script], env=server.environment(), text=True, capture_output=True)
-            if done.returncode != 0 or "number of failed transactions: 0 " not in done.stdout:
-                raise lib.Failure(f"{name}: {done.stdout}{done.stderr}{server.log_tail(8)}")
-    server.sql("ALTER SYSTEM RESET deadlock_timeout", "SELECT pg_reload_conf()", "DROP TABLE hot")
 
 
 def connections(server):
@@ -823,8 +765,8 @@ def main(directory, servers):
     read_of_all_partitions(directory, servers)
     writes_to_all_partitions(directory, servers)
     server = cluster(directory, servers, "cluster", "loosekv.shared_memory = '64MB'", "loosekv.workers = 1", "max_connections = 25", "max_locks_per_transaction = 400")
-    row_locks(server)
-    hot_rows(server, 3 if lib.SHORT else 30)
+    row_locks.used_up(server)
+    row_locks.hot_rows(server, 3 if lib.SHORT else 30)
     refused = connections(server)
     workers(server)
     worker_memory(server)

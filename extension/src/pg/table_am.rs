@@ -725,7 +725,7 @@ enum Tried {
 fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &mut Line)) -> Tried {
     let Wish { mode, policy, .. } = wish;
     // Who is in the way is found before the lock is taken: others may meet it, and then nobody could get in line behind them.
-    let seen = match look_before_lock(open, row, wish) {
+    let seen = match look_at_newest(open, row, wish) {
         Ok(seen) => seen,
         Err(tried) => return tried,
     };
@@ -741,7 +741,7 @@ fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &
         }
     }
     let as_seen = !waits && seen.is_some_and(|seen| open.tree.is_as_observed(&row.key, seen));
-    let again = if as_seen { Ok(seen) } else { look_before_lock(open, row, wish) };
+    let again = if as_seen { Ok(seen) } else { look_at_newest(open, row, wish) };
     let tried = again.map_or_else(|tried| tried, |_| Tried::Done(Locking::Locked));
     if got == Got::Locked {
         match tried {
@@ -753,7 +753,7 @@ fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &
 }
 
 /// Is it the row that was meant, and nobody at work on it? Then what was observed of it; nothing, where an older version will do.
-fn look_before_lock(open: &Open, row: &RowBuf, wish: Wish) -> std::result::Result<Option<Observed>, Tried> {
+fn look_at_newest(open: &Open, row: &RowBuf, wish: Wish) -> std::result::Result<Option<Observed>, Tried> {
     let Wish { command, policy, .. } = wish;
     let change = Change { command, crosscheck: std::ptr::null_mut(), wait: false, purpose: Purpose::Lock };
     loop {
