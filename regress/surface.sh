@@ -76,6 +76,7 @@ wait "$holder" || true
 soon "the session's end" "SELECT count(*) = 0 FROM loosekv.horizon WHERE name = 'holder' OR holder = 'prepared transaction'"
 
 # A damaged file: the check names the pages, and goes on.
+ask "BEGIN; SELECT FROM held WHERE k = 1 FOR NO KEY UPDATE; PREPARE TRANSACTION 'locks'" >/dev/null
 ask "CHECKPOINT"
 file=$cluster/data/$(ask "SELECT pg_relation_filepath('used')")
 cluster_stop "$cluster"
@@ -97,6 +98,23 @@ found=$(ask "SELECT count(*) > 0, bool_or(finding ~ 'invalid page in block'), bo
 expect "damaged pages" "t|t|t" "$found"
 expect "the server goes on" 1000 "$(ask "SELECT count(*) FROM kept")"
 ask "DROP TABLE used"
+
+# Row locks of a prepared transaction are still there. Who waits for it keeps nobody away whom it lets pass.
+PGAPPNAME=waits psql -X -q -c "DELETE FROM held WHERE k = 1" &
+deleting=$!
+soon "who waits for a prepared transaction" "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'waits' AND wait_event_type = 'Lock'"
+expect "KEY SHARE beside it" 1 "$(ask "SELECT k FROM held WHERE k = 1 FOR KEY SHARE NOWAIT")"
+expect "SHARE beside it" "" "$(ask "SELECT k FROM held WHERE k = 1 FOR SHARE SKIP LOCKED")"
+ask "COMMIT PREPARED 'locks'"
+wait "$deleting"
+expect "the row that was waited for" 0 "$(ask "SELECT count(*) FROM held")"
+
+# An upsert locks no partitions on heap but the one that it comes to.
+ask "CREATE TABLE parts (k int PRIMARY KEY, v int) PARTITION BY RANGE (k);
+     CREATE TABLE parts_old PARTITION OF parts FOR VALUES FROM (0) TO (10); CREATE TABLE parts_new PARTITION OF parts FOR VALUES FROM (10) TO (20)"
+expect "partitions that an upsert locks" "parts_new" "$(ask "BEGIN; INSERT INTO parts VALUES (15, 1) ON CONFLICT (k) DO UPDATE SET v = excluded.v;
+    SELECT relation::regclass FROM pg_locks WHERE relation IN ('parts_old'::regclass, 'parts_new'::regclass)")"
+ask "DROP TABLE parts"
 
 # The row cache: a row whose page had to be read from the disk, and what becomes of it when it is written.
 ask "CREATE TABLE cached (k int PRIMARY KEY, v text) USING loosekv;

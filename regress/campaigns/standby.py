@@ -178,6 +178,19 @@ def changed_keys(primary, standby):
     primary.sql("DROP TABLE l8, l9")
 
 
+def written_frozen(primary, standby):
+    """Tables that are written as frozen are read while their rows are in the memtable, where nobody asks whom the rows are of."""
+    tables = {"l8": "VACUUM FULL l8", "l9": "CLUSTER l9 USING l9_pkey", "l10": "ALTER TABLE l10 DROP CONSTRAINT l10_pkey, ADD PRIMARY KEY (v)"}
+    for table, rewrite in tables.items():
+        primary.sql(f"CREATE TABLE {table} (k int PRIMARY KEY, v int NOT NULL) USING loosekv", f"INSERT INTO {table} SELECT i, i FROM generate_series(1, 50) i", rewrite)
+    wait_for_replay(primary, standby)
+    for table, rewrite in tables.items():
+        found = standby.sql(f"SELECT count(*) FROM {table}", f"SELECT v FROM {table} WHERE k = 7")
+        if found.split() != ["50", "7"]:
+            raise lib.Failure(f"read on the standby after {rewrite}: {found}")
+    primary.sql(f"DROP TABLE {', '.join(tables)}")
+
+
 def access_methods(primary, standby):
     """A table goes to heap and back, and its key with it: a session of the standby that has read it before reads what it is now."""
     primary.sql("CREATE TABLE l7 (k int PRIMARY KEY, v int UNIQUE) USING heap", "INSERT INTO l7 SELECT i, -i FROM generate_series(1, 1000) i",
@@ -453,6 +466,7 @@ def main(directory, servers):
     between_passes(primary, standby)
     marked_entries(primary, standby)
     changed_keys(primary, standby)
+    written_frozen(primary, standby)
     access_methods(primary, standby)
     cut_file(primary, standby)
     untouched(primary, standby)

@@ -235,3 +235,12 @@ CREATE TABLE discarded (k pg_temp.passing PRIMARY KEY, n int);
 INSERT INTO discarded VALUES (1, 1), (2, 2);
 DISCARD TEMP;
 SELECT * FROM discarded ORDER BY n;
+
+-- An index that CREATE INDEX CONCURRENTLY has left without rows is none yet.
+CREATE TABLE unfinished (d int, k int NOT NULL);
+INSERT INTO unfinished VALUES (0, 1), (1, 2);
+CREATE INDEX CONCURRENTLY unfinished_d ON unfinished ((1 / d));
+ALTER TABLE unfinished ADD PRIMARY KEY (k);
+SELECT indexrelid::regclass, indisvalid, indisready FROM pg_index WHERE indrelid = 'unfinished'::regclass ORDER BY 1;
+ALTER TABLE unfinished DROP CONSTRAINT unfinished_pkey;
+TABLE unfinished ORDER BY k;

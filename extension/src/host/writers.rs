@@ -13,6 +13,11 @@ const FIRST_NORMAL: u64 = pg_sys::TransactionId::FIRST_NORMAL.into_inner() as u6
 /// Of rows that are frozen when they are written.
 pub const FROZEN: Writer = Writer(pg_sys::TransactionId::FROZEN.into_inner() as u64);
 
+/// Whether the row of this writer was frozen when it was written.
+pub fn is_frozen(writer: Writer) -> bool {
+    writer.0 < FIRST_NORMAL
+}
+
 /// The 32 bits that PostgreSQL's own functions take.
 #[inline]
 pub fn xid(writer: Writer) -> pg_sys::TransactionId {
@@ -51,7 +56,7 @@ pub fn is_current(writer: Writer) -> bool {
 
 /// What became of a writer. `oldest`: committed writers below it are visible to all.
 pub fn fate(writer: Writer, oldest: Writer) -> Fate {
-    if writer.0 < FIRST_NORMAL {
+    if is_frozen(writer) {
         return Fate::VisibleToAll;
     }
     if is_current(writer) {

@@ -175,16 +175,27 @@ pub unsafe fn get_struct<T>(tuple: pg_sys::HeapTuple) -> *mut T {
 
 /// The access method of a relation; invalid if there is no such relation.
 pub fn access_method_of(relid: Oid) -> Oid {
+    let class = cached(pg_sys::SysCacheIdentifier::RELOID, relid, |class: &pg_sys::FormData_pg_class| class.relam);
+    class.unwrap_or(Oid::INVALID)
+}
+
+/// Whether rows that are written come into this index: not before CREATE INDEX CONCURRENTLY has built it.
+pub fn takes_rows(index: Oid) -> bool {
+    let of_index = |index: &pg_sys::FormData_pg_index| index.indisready;
+    cached(pg_sys::SysCacheIdentifier::INDEXRELID, index, of_index).unwrap_or(false)
+}
+
+/// What is read from a catalog's row with this oid, if there is one. `F` is what that cache's rows are.
+fn cached<F, T>(cache: pg_sys::SysCacheIdentifier::Type, oid: Oid, read: impl FnOnce(&F) -> T) -> Option<T> {
     // SAFETY: a syscache look-up; the tuple is released.
     unsafe {
-        let cache = pg_sys::SysCacheIdentifier::RELOID as i32;
-        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(relid));
+        let tuple = pg_sys::SearchSysCache1(cache as i32, pg_sys::Datum::from(oid));
         if tuple.is_null() {
-            return Oid::INVALID;
+            return None;
         }
-        let method = (*get_struct::<pg_sys::FormData_pg_class>(tuple)).relam;
+        let found = read(&*get_struct::<F>(tuple));
         pg_sys::ReleaseSysCache(tuple);
-        method
+        Some(found)
     }
 }
 

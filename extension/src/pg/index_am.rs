@@ -215,7 +215,7 @@ unsafe fn goes_with_its_file(table: Relation) -> bool {
     }
 }
 
-/// Rows have new row ids: builds all indexes but this one again.
+/// Rows have new row ids: builds all indexes but this one again, and those that CREATE INDEX CONCURRENTLY has left without rows.
 ///
 /// # Safety
 /// `table` is open, and locked exclusively.
@@ -224,7 +224,7 @@ pub unsafe fn rebuild_others(table: Relation, but: pg_sys::Oid) {
     unsafe {
         let list = pg_sys::RelationGetIndexList(table);
         let persistence = (*(*table).rd_rel).relpersistence;
-        for oid in catalog::oids(list).filter(|oid| *oid != but) {
+        for oid in catalog::oids(list).filter(|oid| *oid != but && catalog::takes_rows(*oid)) {
             let mut params = pg_sys::ReindexParams::default();
             pg_sys::reindex_index(oid, true, persistence, &mut params);
         }

@@ -116,7 +116,9 @@ pub unsafe fn mask_partitions(parent: pg_sys::Oid, lock: u32) {
         let no_parents = std::ptr::null_mut::<*mut pg_sys::List>();
         let partitions = guarded!(find_all_inheritors(parent, pg_sys::NoLock as i32, no_parents));
         for partition in catalog::oids(partitions) {
-            if pg_sys::get_rel_relkind(partition) as u8 != pg_sys::RELKIND_RELATION {
+            // Those on heap are not locked: the statement may not come to them.
+            let is_table = pg_sys::get_rel_relkind(partition) as u8 == pg_sys::RELKIND_RELATION;
+            if !is_table || catalog::access_method_of(partition) == pg_sys::HEAP_TABLE_AM_OID {
                 continue;
             }
             let rel = pg_sys::table_open(partition, lock as i32);

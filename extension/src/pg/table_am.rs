@@ -661,8 +661,8 @@ enum Unread {
 fn lock_unread(open: &Open, unread: RowId, mode: LockTupleMode::Type, row: &mut RowBuf) -> Unread {
     let observed = open.ok(unread::recall(open, unread, row).ok_or_else(unread::forgotten));
     let lock = KeyLock::on(open, &row.key);
-    let got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
-    if got != Got::WouldBlock && open.tree.is_as_observed(&row.key, observed) {
+    let got = lock.take(open, mode);
+    if !matches!(got, Got::WouldBlock(_)) && open.tree.is_as_observed(&row.key, observed) {
         if got == Got::Locked {
             lock.keep(mode);
         }
@@ -702,6 +702,7 @@ fn lock_version(open: &Open, row: &RowBuf, wish: Wish) -> Locking {
     let locking = loop {
         match try_to_lock(open, row, wish, (&lock, &mut line)) {
             Tried::Done(locking) => break locking,
+            Tried::Again => {}
             // Without holding anything that he may want: he may go on changing the row.
             Tried::Busy(head) => {
                 line.get_in(&lock);
@@ -718,6 +719,8 @@ fn lock_version(open: &Open, row: &RowBuf, wish: Wish) -> Locking {
 
 enum Tried {
     Done(Locking),
+    /// Somebody who had locked the row was waited for.
+    Again,
     /// The writer of this version, who is still at work, has to be waited for.
     Busy(Head),
 }
@@ -729,18 +732,16 @@ fn try_to_lock(open: &Open, row: &RowBuf, wish: Wish, (lock, line): (&KeyLock, &
         Ok(seen) => seen,
         Err(tried) => return tried,
     };
-    let mut got = lock.take(open, mode, LockWaitPolicy::LockWaitSkip);
-    let waits = got == Got::WouldBlock;
-    if waits {
-        if policy == LockWaitPolicy::LockWaitBlock {
-            line.get_in(lock);
-        }
-        got = lock.take(open, mode, policy);
-        if got == Got::WouldBlock {
+    let got = lock.take(open, mode);
+    if let Got::WouldBlock(blocker) = got {
+        if policy != LockWaitPolicy::LockWaitBlock {
             return Tried::Done(Locking::WouldBlock);
         }
+        line.get_in(lock);
+        lock.wait_for(open, blocker);
+        return Tried::Again;
     }
-    let as_seen = !waits && seen.is_some_and(|seen| open.tree.is_as_observed(&row.key, seen));
+    let as_seen = seen.is_some_and(|seen| open.tree.is_as_observed(&row.key, seen));
     let again = if as_seen { Ok(seen) } else { look_at_newest(open, row, wish) };
     let tried = again.map_or_else(|tried| tried, |_| Tried::Done(Locking::Locked));
     if got == Got::Locked {

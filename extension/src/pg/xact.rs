@@ -2,7 +2,7 @@
 
 use super::bindings::RecoveryInProgress;
 use super::bindings_am::raw;
-use super::{batch, error};
+use super::{batch, error, palloc};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::host::writers;
 use loosekv_engine::types::{Fate, Flags, Head, Writer};
@@ -123,6 +123,10 @@ pub fn final_fate(writer: Writer) -> Fate {
     if let Some(fate) = remembered(writer) {
         return fate;
     }
+    // Of it the commit log has never known anything.
+    if writers::is_frozen(writer) {
+        return Fate::Committed;
+    }
     // SAFETY: plain state of the server.
     if unsafe { RecoveryInProgress() } && writers::may_be_forgotten(writer) {
         overtaken();
@@ -221,10 +225,32 @@ pub fn wait_for(rel: pg_sys::Relation, head: &Head, purpose: Purpose) {
 
 /// Sleeps until a writer, who holds a row lock, has ended.
 pub fn wait_for_writer(rel: pg_sys::Relation, writer: Writer) {
+    wait_for_xid(rel, ends_with(writer));
+}
+
+/// Waits until this transaction has ended.
+pub fn wait_for_xid(rel: pg_sys::Relation, xid: pg_sys::TransactionId) {
     batch::before_wait();
     let (no_tid, oper) = (std::ptr::null_mut(), pg_sys::XLTW_Oper::XLTW_None);
     // SAFETY: as above; without a TID the wait has no error context.
-    unsafe { pg_sys::XactLockTableWait(ends_with(writer), rel, no_tid, oper) }
+    unsafe { pg_sys::XactLockTableWait(xid, rel, no_tid, oper) }
+}
+
+/// A prepared transaction that holds this lock in a mode that conflicts with the one that is wanted. (Who would take the lock to find
+/// out would queue behind those who wait for it, too.)
+pub fn prepared_holder(tag: &pg_sys::LOCKTAG, mode: pg_sys::LOCKMODE) -> Option<pg_sys::TransactionId> {
+    // SAFETY: reads the lock table; the list is ours, and ends with the count.
+    unsafe {
+        let mut count = 0;
+        let holders = pg_sys::GetLockConflicts(std::ptr::from_ref(tag), mode, &raw mut count);
+        let found = std::slice::from_raw_parts(holders, count as usize)
+            .iter()
+            // Of one that was prepared this is the transaction's id.
+            .find(|holder| holder.backendId == pg_sys::InvalidBackendId)
+            .map(|holder| pg_sys::TransactionId::from(holder.localTransactionId));
+        palloc::free(holders);
+        found
+    }
 }
 
 /// The transaction to wait for until this writer has ended. A subtransaction that was released ends with the one around it, which

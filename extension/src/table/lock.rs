@@ -27,7 +27,6 @@ use loosekv_engine::filter::key_hash;
 use loosekv_engine::types::{RowBuf, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
-use pgrx::pg_sys::LockWaitPolicy as Policy;
 use pgrx::PgSqlErrorCode;
 use std::cell::{Cell, RefCell};
 
@@ -112,7 +111,15 @@ pub enum Got {
     Locked,
     /// The transaction has it from before.
     Held,
-    WouldBlock,
+    WouldBlock(Blocker),
+}
+
+/// Who is in the way of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Blocker {
+    Writer(Writer),
+    /// A transaction that was prepared before this server started.
+    Prepared(pg_sys::TransactionId),
 }
 
 impl KeyLock {
@@ -139,11 +146,11 @@ impl KeyLock {
         GIVEN_BACK.with_borrow(|rows| rows.len() == MOST_GIVEN_BACK || rows.contains(&self.tag))
     }
 
-    /// Takes the lock.
-    pub fn take(&self, open: &Open, mode: Mode::Type, policy: Policy::Type) -> Got {
+    /// Takes the lock, if nobody is in the way.
+    pub fn take(&self, open: &Open, mode: Mode::Type) -> Got {
         let me = xact::current_writer();
-        if !self.pass_prepared(mode, policy) {
-            return self.blocked(open, policy);
+        if let Some(xid) = self.prepared_holder(mode) {
+            return Got::WouldBlock(Blocker::Prepared(xid));
         }
         let mut tidied = false;
         loop {
@@ -162,29 +169,23 @@ impl KeyLock {
                     Attempt::Full => no_room(open),
                 },
             };
-            if !self.wait(open, blocker, policy) {
-                return self.blocked(open, policy);
+            if !xact::has_ended(blocker) {
+                return Got::WouldBlock(Blocker::Writer(blocker));
             }
+            row_locks::forget_writer(&self.tag, blocker);
         }
     }
 
-    fn blocked(&self, open: &Open, policy: Policy::Type) -> Got {
-        if policy == Policy::LockWaitError {
-            not_available(open);
-        }
-        Got::WouldBlock
-    }
-
-    /// Gets a writer out of the way, by waiting for him if he still runs. False: that is not wanted.
-    fn wait(&self, open: &Open, writer: Writer, policy: Policy::Type) -> bool {
-        if !xact::has_ended(writer) {
-            if policy != Policy::LockWaitBlock {
-                return false;
+    /// Waits for who is in the way, without taking the lock: the row may have changed by then, and who went on to wait for that with the lock
+    /// in his hands would be in the way of others.
+    pub fn wait_for(&self, open: &Open, blocker: Blocker) {
+        match blocker {
+            Blocker::Writer(writer) => {
+                xact::wait_for_writer(open.rel, writer);
+                row_locks::forget_writer(&self.tag, writer);
             }
-            xact::wait_for_writer(open.rel, writer);
+            Blocker::Prepared(xid) => xact::wait_for_xid(open.rel, xid),
         }
-        row_locks::forget_writer(&self.tag, writer);
-        true
     }
 
     /// Locks the whole table as well, as far as others do not hold rows of it.
@@ -200,22 +201,10 @@ impl KeyLock {
         attempt
     }
 
-    /// Waits for prepared transactions from before this server that have the row. False: there is one, and waiting is not
-    /// wanted. Their locks only ever become fewer.
-    fn pass_prepared(&self, mode: Mode::Type, policy: Policy::Type) -> bool {
-        if !row_locks::may_outlive_a_server() {
-            return true;
-        }
-        let (tag, lock) = (prepared_tag(&self.tag), lock_mode(mode));
-        // SAFETY: a heavyweight lock, taken and released; errors and cancels unwind.
-        unsafe {
-            let got = pg_sys::LockAcquire(&raw const tag, lock, false, policy != Policy::LockWaitBlock);
-            if got == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL {
-                return false;
-            }
-            pg_sys::LockRelease(&raw const tag, lock, false);
-        }
-        true
+    /// A transaction from before this server that was prepared, and has the row. There are only ever fewer of them.
+    fn prepared_holder(&self, mode: Mode::Type) -> Option<pg_sys::TransactionId> {
+        let may_be = row_locks::may_outlive_a_server();
+        may_be.then(|| xact::prepared_holder(&prepared_tag(&self.tag), lock_mode(mode))).flatten()
     }
 
     /// The lock, taken just now, stays until the row is changed, which is soon: it does not count among the many that a transaction

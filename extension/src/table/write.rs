@@ -24,7 +24,6 @@ use loosekv_engine::tree::{Hint, NewRow, Observed, MOST_STRIPED};
 use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::LockTupleMode as Mode;
-use pgrx::pg_sys::LockWaitPolicy as Policy;
 use pgrx::pg_sys::TM_Result;
 
 /// Bit of the incarnation: the version changed a column of another unique index, to which a foreign key may point; or its writer
@@ -428,7 +427,7 @@ struct Guard<'a> {
 enum Guarded {
     /// The lock is held, and nothing has happened since the row was looked at but what an append would notice.
     AtOnce,
-    /// It is held after a wait: look at the row again.
+    /// Somebody was waited for: look at the row again.
     Waited,
     WouldBlock,
 }
@@ -442,20 +441,24 @@ impl<'a> Guard<'a> {
         if self.held {
             return Guarded::AtOnce;
         }
-        let mut got = self.lock.take(self.open, self.mode, Policy::LockWaitSkip);
-        let waited = got == Got::WouldBlock;
-        if waited {
+        let got = self.lock.take(self.open, self.mode);
+        if let Got::WouldBlock(blocker) = got {
             if !wait {
                 return Guarded::WouldBlock;
             }
             line.get_in(&self.lock);
-            got = self.lock.take(self.open, self.mode, Policy::LockWaitBlock);
+            self.lock.wait_for(self.open, blocker);
+            return Guarded::Waited;
         }
         (self.held, self.taken) = (true, got == Got::Locked);
-        if waited {
-            Guarded::Waited
-        } else {
-            Guarded::AtOnce
+        Guarded::AtOnce
+    }
+
+    /// Gives back a lock that was taken for this change: somebody else is changing the row, and has to be waited for.
+    fn let_go(&mut self) {
+        if self.taken {
+            self.lock.release(self.mode);
+            (self.held, self.taken) = (false, false);
         }
     }
 
@@ -541,6 +544,7 @@ fn allow_in_line(open: &Open, old: &RowBuf, change: Change, guard: &mut Guard<'_
         let mut ready = prepare(open, old, Change { wait: false, ..change })?;
         let busy = matches!(&ready, Ready::No(refusal) if refusal.result == TM_Result::TM_BeingModified);
         if busy && change.wait {
+            guard.let_go();
             line.get_in(&guard.lock);
             ready = prepare(open, old, change)?;
         }
@@ -654,9 +658,9 @@ pub fn prepare_delete(open: &Open, old: &RowBuf, change: Change) -> Result<Optio
         },
     };
     let (lock, mode) = (KeyLock::on_row(open, old), Mode::LockTupleExclusive);
-    let got = lock.take(open, mode, Policy::LockWaitSkip);
+    let got = lock.take(open, mode);
     // Who had the lock until now may have changed the row.
-    let still = if got == Got::WouldBlock { None } else { open.tree.renew(&old.key, observed) };
+    let still = if matches!(got, Got::WouldBlock(_)) { None } else { open.tree.renew(&old.key, observed) };
     if got == Got::Locked {
         match still {
             Some(_) => lock.keep_until_changed(mode),
