@@ -12,9 +12,10 @@
 //! UPDATE             conflict    conflict conflict       conflict
 //! ```
 //!
-//! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming. Who meets a lock waits
-//! for its transaction to end, also if that gives it back meanwhile. So only those get in line for whom nobody can be waiting. And who
-//! has changed the row minds no lock that stands against that: its owner has come since, and will wait for him.
+//! Who has to wait gets in line first ([`Line`]), so that rows go to those who wait in the order of their coming; then he waits, without
+//! the lock, for one of those who are in the way, and looks at the row again. Who meets a lock waits for its transaction to end, also if
+//! that gives it back meanwhile. So only those get in line for whom nobody can be waiting. And who has changed the row minds no lock
+//! that stands against that: its owner has come since, and will wait for him.
 //!
 //! Row locks of prepared transactions have to outlive the server: PREPARE TRANSACTION takes them as PostgreSQL's tuple
 //! locks as well, and if there were prepared transactions when this server started everybody looks for those too.
@@ -176,8 +177,8 @@ impl KeyLock {
         }
     }
 
-    /// Waits for who is in the way, without taking the lock: the row may have changed by then, and who went on to wait for that with the lock
-    /// in his hands would be in the way of others.
+    /// Waits for who is in the way, without taking the lock: the row may have changed by then, and who went on to wait for that
+    /// with the lock in his hands would be in the way of others.
     pub fn wait_for(&self, open: &Open, blocker: Blocker) {
         match blocker {
             Blocker::Writer(writer) => {
