@@ -179,7 +179,7 @@ def changed_keys(primary, standby):
 
 
 def written_frozen(primary, standby):
-    """Tables that are written as frozen are read while their rows are in the memtable, where nobody asks whom the rows are of."""
+    """Tables that were written as frozen can be read while their rows are still in the memtable."""
     tables = {"l8": "VACUUM FULL l8", "l9": "CLUSTER l9 USING l9_pkey", "l10": "ALTER TABLE l10 DROP CONSTRAINT l10_pkey, ADD PRIMARY KEY (v)"}
     for table, rewrite in tables.items():
         primary.sql(f"CREATE TABLE {table} (k int PRIMARY KEY, v int NOT NULL) USING loosekv", f"INSERT INTO {table} SELECT i, i FROM generate_series(1, 50) i", rewrite)

@@ -215,7 +215,7 @@ unsafe fn goes_with_its_file(table: Relation) -> bool {
     }
 }
 
-/// Rows have new row ids: builds all indexes but this one again, and those that CREATE INDEX CONCURRENTLY has left without rows.
+/// Rows have new row ids: builds all indexes again but this one, and but those that CREATE INDEX CONCURRENTLY has left without rows.
 ///
 /// # Safety
 /// `table` is open, and locked exclusively.
