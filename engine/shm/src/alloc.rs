@@ -9,7 +9,7 @@
 //! A value that grows keeps living where it was born: a private vector pushed to inside the scope stays private, and a
 //! shared one never becomes private by accident.
 
-use crate::{heap, scope};
+use crate::{epoch, heap, scope};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
 
@@ -24,6 +24,7 @@ unsafe impl GlobalAlloc for SharedAlloc {
         if scope::active() {
             heap::allocate(layout.size(), layout.align())
         } else {
+            debug_assert_no_bag(layout);
             // SAFETY: the caller's promise.
             unsafe { System.alloc(layout) }
         }
@@ -68,6 +69,18 @@ unsafe impl GlobalAlloc for SharedAlloc {
         }
     }
 }
+
+/// In debug builds: garbage that others come upon must not lie in private memory. A panic would allocate.
+#[inline(always)]
+fn debug_assert_no_bag(layout: Layout) {
+    if cfg!(debug_assertions) && heap::attached() && layout.size() == epoch::BAG && layout.align() == 8 {
+        // SAFETY: plain bytes, to a descriptor.
+        unsafe { libc::write(libc::STDERR_FILENO, NO_SCOPE.as_ptr().cast(), NO_SCOPE.len()) };
+        std::process::abort();
+    }
+}
+
+const NO_SCOPE: &[u8] = b"loosekv: garbage is handed over outside the scope\n";
 
 /// # Safety
 /// As for `GlobalAlloc::realloc`, with `ptr` in the segment.

@@ -78,6 +78,7 @@ pub fn mix(mut z: u64) -> u64 {
 #[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Debug)]
 pub struct Key(pub u64, pub Box<[u8]>);
 
+/// Whoever searches the list unlinks what others are about to, and retires it: in the scope.
 pub struct Index(SkipList<Key, AtomicU64>);
 
 /// Tower heights 1..=32, the longest key, a bag.
@@ -135,7 +136,7 @@ impl Index {
 
     pub fn get(&self, key: &Key) -> Option<u64> {
         let pin = epoch::pin();
-        self.0.get(key, &pin).map(|e| e.value().load(Acquire))
+        scope::with(|| self.0.get(key, &pin).map(|e| e.value().load(Acquire)))
     }
 
     pub fn remove(&self, key: &Key) -> Result<Option<u64>, Full> {
@@ -154,7 +155,8 @@ impl Index {
     pub fn scan(&self, from: &Key, to: &Key) -> Vec<(Key, u64)> {
         let pin = epoch::pin();
         let mut out = vec![];
-        for entry in self.0.range((Bound::Included(from), Bound::Excluded(to)), &pin) {
+        let mut entries = self.0.range((Bound::Included(from), Bound::Excluded(to)), &pin);
+        while let Some(entry) = scope::with(|| entries.next()) {
             out.push((entry.key().clone(), entry.value().load(Acquire)));
         }
         assert!(!heap::contains(out.as_ptr()) || out.is_empty());
