@@ -183,7 +183,18 @@ wait "$holder"
 refused() { psql -X -q -v VERBOSITY=sqlstate -c "$1" 2>&1 || true; }
 other_key="ALTER TABLE copied DROP CONSTRAINT copied_pkey, ADD PRIMARY KEY (n)"
 expect "another key beside a copy" "ERROR:  0A000" "$(refused "$other_key")"
+expect "another type beside a copy" "ERROR:  0A000" "$(refused "ALTER TABLE copied ALTER COLUMN k TYPE bigint")"
+expect "another type of another column" "" "$(refused "ALTER TABLE copied ALTER COLUMN n TYPE varchar(50)")"
 ask "REINDEX INDEX copied_pkey_ccnew"
+ask "CREATE TABLE alike (LIKE copied INCLUDING INDEXES) USING loosekv" 2>/dev/null
+expect "a copy of a copy" "alike_k_idx btree,alike_pkey loosekv_key" \
+    "$(ask "SELECT string_agg(i.relname || ' ' || amname, ',' ORDER BY i.relname) FROM pg_index JOIN pg_class i ON i.oid = indexrelid JOIN pg_am a ON a.oid = relam WHERE indrelid = 'alike'::regclass")"
+ask "DROP TABLE alike"
+dumped=$(pg_dump --table copied --schema-only | sed 's/copied/restored/g')
+psql -X -q -o /dev/null 2>/dev/null <<<"$dumped"
+expect "a copy that was dumped" "restored_pkey,restored_pkey_ccnew" \
+    "$(psql -X -A -t -c "SELECT string_agg(indexname, ',' ORDER BY indexname) FROM pg_indexes WHERE tablename = 'restored'")"
+ask "DROP TABLE restored"
 expect "no key beside a copy" "ERROR:  0A000" "$(refused "ALTER TABLE copied DROP CONSTRAINT copied_pkey")"
 expect "rows" "100|1|100" "$(ask "SELECT count(*), min(k), max(k) FROM copied")"
 expect "emptied beside a copy" "1" "$(ask "BEGIN; TRUNCATE copied; INSERT INTO copied VALUES (7, 'v'); SELECT count(*) FROM copied; ROLLBACK")"

@@ -120,9 +120,16 @@ unsafe extern "C-unwind" fn build_guarded(
     }
 }
 
+const ONLY_KEYS: &str = "access method \"loosekv_key\" serves only the primary keys of loosekv tables";
+
+/// A unique index is about to be made that is no primary key.
+pub fn tell_of_btree() {
+    pgrx::notice!("{ONLY_KEYS}: the index is made a btree");
+}
+
 pub fn refuse_other_use() -> ! {
     error::unsupported(
-        "access method \"loosekv_key\" serves only the primary keys of loosekv tables",
+        ONLY_KEYS,
         "Declare a PRIMARY KEY. Secondary indexes are btree, hash, gin, gist, spgist or brin indexes.",
     )
 }

@@ -170,7 +170,8 @@ pub fn failed(level: i32) {
     RUNNING.with_borrow_mut(|running| running.retain(|statement| statement.level < level));
 }
 
-/// LIKE INCLUDING INDEXES names our access method; to the parser the key is a btree. Nobody else may name it.
+/// LIKE INCLUDING INDEXES names our access method; to the parser the key is a btree. So does a dump of a copy of the key that REINDEX
+/// CONCURRENTLY has left, and that somebody has reindexed. Nobody else may name it.
 unsafe fn index(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStmt {
     // SAFETY: an IndexStmt; the tree is copied before it is changed.
     unsafe {
@@ -185,8 +186,10 @@ unsafe fn index(statement: *mut PlannedStmt, read_only: bool) -> *mut PlannedStm
         if method.is_null() || CStr::from_ptr(method) != catalog::KEY_AM {
             return statement;
         }
-        if !(*index).primary {
-            index_am::refuse_other_use();
+        match ((*index).primary, (*index).unique) {
+            (true, _) => {}
+            (false, true) => index_am::tell_of_btree(),
+            (false, false) => index_am::refuse_other_use(),
         }
         let statement =
             if read_only { pg_sys::copyObjectImpl(statement.cast()).cast::<PlannedStmt>() } else { statement };
@@ -206,6 +209,7 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
                     note_table((*(*command).def.cast::<pg_sys::PartitionCmd>()).name);
                     attach((*command).def.cast());
                 }
+                AlterTableType::AT_AlterColumnType => refuse_beside_copy((*alter).relation, (*command).name),
                 AlterTableType::AT_SetLogged => note_table((*alter).relation),
                 AlterTableType::AT_AddConstraint => {
                     let constraint = (*command).def.cast::<pg_sys::Constraint>();
@@ -300,6 +304,25 @@ unsafe fn our_table(name: *mut pg_sys::RangeVar) -> Option<String> {
         let ours = catalog::is_our_table(rel).then(|| error::relation_name(rel));
         pg_sys::relation_close(rel, pg_sys::NoLock as i32);
         ours
+    }
+}
+
+/// The type of a column is to change. Copies of the key have it, too, and cannot be made anew.
+unsafe fn refuse_beside_copy(table: *mut pg_sys::RangeVar, column: *const c_char) {
+    // SAFETY: the statement's table, locked as the statement will lock it, and its column.
+    unsafe {
+        let Some(relid) = lookup_owned(table, pg_sys::AccessExclusiveLock) else { return };
+        let rel = pg_sys::relation_open(relid, pg_sys::NoLock as i32);
+        if catalog::is_our_table(rel) {
+            if let Some(key) = catalog::key_index_of(rel) {
+                let column = pg_sys::get_attnum(relid, column);
+                let indexes = catalog::indexes_of(rel);
+                if indexes.iter().any(|index| index.is_key && index.attributes.contains(&column)) {
+                    index_am::require_no_copies(rel, key);
+                }
+            }
+        }
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
     }
 }
 
