@@ -153,6 +153,8 @@ switches! {
         ScannedRowTakenForNewest,
         /// An entry below what the index covers is believed.
         UncoveredEntryTrusted,
+        /// Entries of the only run that the index does not cover are believed though they may be out of date.
+        StrayEntryTrusted,
         /// A rebuild claims to have covered a run whose entries were evicted meanwhile.
         RebuildClaimsEvicted,
         /// A rebuild begins while entries are leaving the index, and claims what it has put in though it may be gone.

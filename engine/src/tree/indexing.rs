@@ -5,6 +5,11 @@
 //! runs leave it, and are served by filter and fence. A superversion with the new boundary is installed before the
 //! first entry goes (and older superversions are told), and after the last one came.
 //!
+//! An entry of a run that is not covered is right as long as all newer runs are covered: what would be newer has an entry of its own in
+//! its place. So of the only run that is not covered, which is mostly the largest, as many entries are kept as there is room for, and a
+//! key that has one is known to be there. This does not hold once a run came that is not covered, until the entries of before
+//! (*strays*) have gone.
+//!
 //! Keeps I3 to I5, I14.
 
 use crate::error::Result;
@@ -54,15 +59,23 @@ impl<H: Host> Tree<'_, H> {
             at = view.runs.len() - 1;
         }
         let Some(desc) = view.runs.get(at).filter(|_| !is_leaving(evictions)) else { return Ok(false) };
+        if view.is_oldest(at) {
+            self.sweep_strays(view.indexed_from);
+        }
         let room = room_in(budget);
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         // Slices have no L0 ids of their own: they come with the run before them.
         let slices = view.runs.iter().skip(at + 1).take_while(|run| run.is_slice());
-        for (at, run) in (at..).zip(std::iter::once(desc).chain(slices)) {
-            if !self.index_run(run, view.newest_l0(at), budget)? {
-                self.shared.misfit.set(desc.last_l0, room);
-                return Ok(false);
-            }
+        let mut runs = (at..).zip(std::iter::once(desc).chain(slices));
+        let fits: Result<bool> =
+            runs.try_fold(true, |fits, (at, run)| Ok(fits && self.index_run(run, view.newest_l0(at), budget)?));
+        if self.shared.evictions.load(SeqCst) != evictions {
+            // What was put in after the entry of a newer run had left.
+            self.shared.has_strays(L0Id(view.flushed.0 + 1));
+        }
+        if !fits? {
+            self.shared.misfit.set(desc.last_l0, room);
+            return Ok(false);
         }
         let (from, mut claimed) = (desc.first_l0, true);
         self.set_indexed_from(|now| {
@@ -124,12 +137,13 @@ impl<H: Host> Tree<'_, H> {
         // A rebuild may have come further down than the floor known here: nothing goes that is still covered.
         self.leave_index(floor)?;
         self.pause(Pause::Evicting);
-        if self.sweep_below(floor) > 0 {
+        // With random keys each run has some in every leaf: many are cheaper to take out together.
+        let enough = self.shared.index.rows() / EVICTED_PART;
+        if self.sweep_below(floor, enough) > 0 {
             return Ok(Some(floor));
         }
         let view = self.pin();
-        // With random keys each run has some in every leaf: those of several runs are cheaper to take out together.
-        let (mut gone, mut keys, enough) = (None, 0, self.shared.index.rows() / EVICTED_PART);
+        let (mut gone, mut keys) = (None, 0);
         for run in view.runs.iter().rev().filter(|r| r.first_l0 >= floor && r.last_l0 < flushing && !r.is_slice()) {
             gone = Some(run.last_l0);
             keys += run.shape.keys;
@@ -140,7 +154,8 @@ impl<H: Host> Tree<'_, H> {
         let higher = L0Id(gone.unwrap_or(flushing).0 + 1);
         self.leave_index(higher)?;
         self.pause(Pause::Evicting);
-        self.sweep_below(higher);
+        // What there is room for may stay, but not where this run is not covered either.
+        self.sweep_below(higher, if gone.is_some() { enough } else { u64::MAX });
         self.pause(Pause::Evicted);
         Ok(gone.map(|_| higher))
     }
@@ -152,7 +167,7 @@ impl<H: Host> Tree<'_, H> {
             let higher = L0Id(flushing.0 + 1);
             self.leave_index(higher)?;
             self.pause(Pause::Evicting);
-            self.sweep_below(higher);
+            self.sweep_below(higher, u64::MAX);
             self.shared.index.settle(&self.host.budgets().key_index);
             self.pause(Pause::Evicted);
         }
@@ -174,10 +189,23 @@ impl<H: Host> Tree<'_, H> {
         Ok(())
     }
 
-    fn sweep_below(&self, floor: L0Id) -> usize {
+    /// What the index names of runs that it does not cover, and may be out of date, goes. The caller holds the maintenance lock: nobody
+    /// else puts in any.
+    fn sweep_strays(&self, floor: L0Id) {
+        let strays = self.shared.strays();
+        if strays > L0Id(0) {
+            self.sweep_below(floor, u64::MAX);
+            // Unless another run has come meanwhile that is not covered.
+            let _ = self.shared.strays.compare_exchange(strays.0, 0, SeqCst, SeqCst);
+        }
+    }
+
+    /// Takes out what is named below this L0 id, or as many entries as are `enough`. Returns how many.
+    fn sweep_below(&self, floor: L0Id, enough: u64) -> u64 {
         let (mut sweep, mut gone) = (SweepCursor::new(), 0);
-        while !sweep.is_done() {
-            gone += self.shared.index.sweep_below(floor, &mut sweep, SWEEP, &self.host.budgets().key_index);
+        while !sweep.is_done() && gone < enough.max(1) {
+            let removed = self.shared.index.sweep_below(floor, &mut sweep, SWEEP, &self.host.budgets().key_index);
+            gone += removed as u64;
         }
         if gone > 0 {
             self.shared.index.keys_had_to_go();

@@ -158,9 +158,10 @@ impl<H: Host> Tree<'_, H> {
             }
         }
         self.pause(Pause::MemtablesRead);
+        let strays = self.shared.strays();
         let entry = read_first.unwrap_or_else(|| self.shared.index.get(key));
         self.pause(Pause::IndexRead);
-        let start = self.start_of(view, key, entry)?;
+        let start = self.start_of(view, key, entry, strays)?;
         let run = self.run_with_row(view, entry, &start);
         let run = run.filter(|run| run.settled || on(CachedRowOfAnyWriter));
         if let (Some(leave), None, Some(run)) = (leave, newest, run.filter(|run| run.settled)) {
@@ -187,9 +188,10 @@ impl<H: Host> Tree<'_, H> {
             return Ok(());
         }
         self.pause(Pause::MemtablesRead);
+        let strays = self.shared.strays();
         let entry = self.shared.index.get(key);
         self.pause(Pause::IndexRead);
-        let Some(start) = self.start_of(&view, key, entry)? else { return Ok(()) };
+        let Some(start) = self.start_of(&view, key, entry, strays)? else { return Ok(()) };
         if let (Some(cache), Some(entry)) = (self.host.row_cache(), entry) {
             if cache.seems_to_have(&Name { table: self.shared.cached, l0: entry.l0, key }) {
                 return Ok(());
@@ -360,13 +362,20 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Where in the runs (newest first) to begin to look for a key whose index entry, read after the superversion was
-    /// pinned, is this one; `None`: nowhere.
-    fn start_of(&self, view: &SuperVersion, key: &[u8], entry: Option<IndexEntry>) -> Result<Option<Start>> {
+    /// pinned, and after the `strays`, is this one; `None`: nowhere.
+    fn start_of(
+        &self,
+        view: &SuperVersion,
+        key: &[u8],
+        entry: Option<IndexEntry>,
+        strays: L0Id,
+    ) -> Result<Option<Start>> {
         // Before it is asked what is indexed: a rebuild forgets the purges once it has told that it begins anew.
         let purged = L0Id(if on(I5PurgesForgotten) { 0 } else { self.shared.purged.load(SeqCst) });
         let at = self.shared.first_unindexed(view);
-        // An entry of a run that the index does not cover may be out of date.
-        let covered = |l0| view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0) || on(UncoveredEntryTrusted);
+        // An entry of a run that the index does not cover may be out of date, if there are others like that.
+        let partly = self.shared.is_partly_indexed(view, at, strays) || on(UncoveredEntryTrusted);
+        let covered = |l0| partly || view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0);
         let Some(entry) = entry.filter(|entry| covered(entry.l0)) else {
             if on(I4IncompleteIndexTrusted) {
                 return Ok(None);

@@ -1,7 +1,11 @@
 //! What becomes of runs whose keys have no room in the key index.
 
-use super::scenarios::calm;
+use super::scenarios::{borrowed, calm};
+use super::world::Snapshot;
+use super::Run;
+use crate::key_index::IndexEntry;
 use crate::types::*;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A run whose keys find no room in the index is left alone until there is more room than there was.
@@ -17,6 +21,8 @@ fn a_run_that_does_not_fit_the_index_is_tried_once() {
     budget.limit.store(needed / 2, Relaxed);
     run.flush(2, &[(b"x", Some(b"x2"))]);
     assert_eq!(tree.shared().coverage().from, L0Id(2));
+    // Nobody writes: it is tried though some of its keys are there, and not much room is.
+    tree.shared().at_rest.store(true, Relaxed);
     let wanted = || tree.shared().run_to_index(&tree.pin(), budget).is_some();
     assert!(wanted());
     assert!(!tree.rebuild_index().unwrap() && !wanted());
@@ -103,4 +109,104 @@ fn an_index_that_is_not_worth_its_upkeep_is_left_alone() {
     flush(20);
     assert!(shared.index.len() >= 40);
     (40..840).for_each(find);
+}
+
+/// Numbered keys that are so long that a page holds but some of them.
+fn long_keys(numbers: Range<u32>) -> Vec<Vec<u8>> {
+    numbers.map(|number| [&number.to_be_bytes()[..], &[b'k'; 300]].concat()).collect()
+}
+
+/// A run of 80 rows, and their keys.
+fn run_of_80() -> (Run, Vec<Vec<u8>>) {
+    let (run, keys) = (calm(), long_keys(0..80));
+    let rows: Vec<_> = keys.iter().map(|key| (key, Some(b"row"))).collect();
+    run.flush(1, &borrowed(&rows));
+    (run, keys)
+}
+
+/// Everything leaves the index, which finds no room for another row either; then all runs come in but the first.
+fn index_all_but_the_first(run: &Run, writer: u64) {
+    let (tree, room) = (run.tree(), &run.host.budgets.key_index.limit);
+    room.store(0, Relaxed);
+    run.flush(writer, &[(b"x", Some(b"x"))]);
+    assert!(tree.shared().index.is_empty());
+    room.store(u64::MAX, Relaxed);
+    (1..writer).for_each(|_| assert!(tree.rebuild_index().unwrap()));
+    assert_eq!(tree.shared().coverage().from, L0Id(2));
+}
+
+/// The index says that this key is a row, of a run that it does not cover, though it was deleted since, by this writer: it is not
+/// believed when that is the only run.
+fn a_stray_is_not_believed(run: &Run, deleted: &[u8], by: u64) {
+    let tree = run.tree();
+    let stray = tree.shared().index.get(deleted);
+    assert_eq!(stray, Some(IndexEntry { l0: L0Id(1), tombstone: false }));
+    // Somebody still sees the row.
+    let held = run.host.world.borrow_mut().hold(Snapshot { before: by, running: vec![], own: None });
+    while tree.compact_one(true).unwrap() {}
+    run.host.world.borrow_mut().snapshots.remove(&held);
+    let view = tree.pin();
+    assert!(view.runs.len() == 1 && view.runs[0].settled && view.runs[0].shape.tombstones > 0);
+    assert!(!tree.shared().coverage().complete && tree.shared().index.get(deleted) == stray);
+    let found = tree.find_or_leave(deleted, |_| true, |_, _| Verdict::Skip, &mut RowBuf::default()).unwrap();
+    assert!(!found.observed.is_unread(), "a row that was deleted is left unread");
+    assert_eq!(run.get(deleted), None);
+}
+
+/// A flush finds no room in the index while an older run comes in.
+pub(super) fn entries_of_before_a_run_without_entries_are_not_believed() {
+    let (run, keys) = run_of_80();
+    index_all_but_the_first(&run, 2);
+    let last = keys[79].clone();
+    run.host.world.borrow_mut().comes_between = Some((0, vec![(last.clone(), None)]));
+    assert!(!run.tree().rebuild_index().unwrap());
+    a_stray_is_not_believed(&run, &last, 3);
+}
+
+#[test]
+fn entries_of_before_a_run_that_has_none_are_not_believed() {
+    entries_of_before_a_run_without_entries_are_not_believed();
+}
+
+/// A flush makes room in the index while an older run comes in: the entry of a newer run leaves, and another one takes its place.
+#[test]
+fn entries_that_came_while_others_left_are_not_believed() {
+    let (run, keys) = run_of_80();
+    let deleted: Vec<_> = keys[20..].iter().map(|key| (key, None::<[u8; 0]>)).collect();
+    run.flush(2, &borrowed(&deleted));
+    index_all_but_the_first(&run, 3);
+    // The index is worth its upkeep.
+    assert!(keys[..20].iter().all(|key| run.get(key).is_some()));
+    let used = run.host.budgets.key_index.used.load(Relaxed);
+    let others = long_keys(100..150).into_iter().map(|key| (key, Some(vec![1]))).collect();
+    run.host.world.borrow_mut().comes_between = Some((used, others));
+    assert!(!run.tree().rebuild_index().unwrap());
+    assert_eq!(run.tree().shared().coverage().from, L0Id(3));
+    a_stray_is_not_believed(&run, &keys[79], 2);
+}
+
+/// As many keys of the largest run stay in the index as there is room for, and are known to be there without a look into it.
+#[test]
+fn what_has_room_of_the_largest_run_stays_in_the_index() {
+    let (run, keys) = run_of_80();
+    let (tree, budget) = (run.tree(), &run.host.budgets.key_index);
+    budget.limit.store(budget.used.load(Relaxed) - tree.shared().index.filter_bytes(), Relaxed);
+    let unread = || {
+        let unread = |key: &&Vec<u8>| {
+            let found = tree.find_or_leave(key, |_| true, |_, _| Verdict::Skip, &mut RowBuf::default()).unwrap();
+            found.observed.is_unread()
+        };
+        keys.iter().filter(unread).count()
+    };
+    for writer in 2..5 {
+        let rows: Vec<_> =
+            long_keys(writer * 100..writer * 100 + 10).into_iter().map(|key| (key, Some(b"row"))).collect();
+        run.flush(writer.into(), &borrowed(&rows));
+        let left = unread();
+        assert!((20..80).contains(&left) && !tree.shared().coverage().complete, "{left} of 80 after run {writer}");
+    }
+    let before = unread();
+    while tree.compact_one(true).unwrap() {}
+    assert_eq!((unread(), tree.pin().runs.len()), (before, 1));
+    assert!(keys.iter().all(|key| run.get(key).is_some()));
 }

@@ -52,8 +52,16 @@ pub(super) fn write(tree: &Tree<'_, TestHost>, writer: u64, fate: Fate, rows: Ro
     }
 }
 
-/// A piece of a merge is done: one of the runs that are to come meanwhile comes.
+/// A piece of a merge is done, or of a run that comes into the index: one of the runs that are to come meanwhile comes.
 pub(super) fn come_meanwhile(tree: &Tree<'_, TestHost>) -> Result<()> {
+    let between = tree.host.world.borrow_mut().comes_between.take();
+    if let Some((limit, rows)) = between {
+        let (room, writer) = (&tree.host.budgets.key_index.limit, tree.host.world.borrow().next_writer);
+        let before = room.swap(limit, Relaxed);
+        flush(tree, writer, &borrowed(&rows))?;
+        room.store(before, Relaxed);
+        return Ok(());
+    }
     let writer = {
         let mut world = tree.host.world.borrow_mut();
         let Some(left) = world.to_come.checked_sub(1) else { return Ok(()) };
@@ -372,7 +380,7 @@ pub(super) fn a_run_is_not_indexed_while_entries_leave() {
     let budget = &run.host.budgets.key_index;
     budget.limit.store(budget.used.load(Relaxed) + 1, Relaxed);
     run.shared.at_rest.store(true, Relaxed);
-    run.host.world.borrow_mut().read_evicted = Some(keys[20].clone());
+    run.host.world.borrow_mut().read_evicted = Some(keys[0].clone());
     run.flush(2, &borrowed(&rows[40..]));
     run.host.world.borrow_mut().read_evicted = None;
     assert!(keys.iter().all(|key| run.get(key).is_some()));

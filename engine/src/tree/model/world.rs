@@ -34,6 +34,9 @@ pub(in crate::tree) struct Written {
     pub body: Vec<u8>,
 }
 
+/// A key, and its body; none: a tombstone.
+pub type OwnedRow = (Vec<u8>, Option<Vec<u8>>);
+
 /// What a reader sees: writers below `before` that were not running, and what `own` had written before its command.
 #[derive(Clone, Debug)]
 pub(in crate::tree) struct Snapshot {
@@ -116,6 +119,8 @@ pub(in crate::tree) struct World {
     pub keys: u64,
     /// So many runs are to come in the midst of merges.
     pub to_come: u64,
+    /// These rows come while a run is put into the index, which may be no larger meanwhile.
+    pub comes_between: Option<(u64, Vec<OwnedRow>)>,
     /// Who evicts meets a rebuild, and a read of this key.
     pub read_evicted: Option<Vec<u8>>,
     /// Whoever has flipped to a merge's run meets a writer of large values, and a read of this key.
@@ -161,6 +166,7 @@ impl World {
             kept: Vec::new(),
             keys: 1,
             to_come: 0,
+            comes_between: None,
             read_evicted: None,
             read_moved: None,
             flushing: false,
