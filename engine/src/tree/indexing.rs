@@ -66,17 +66,14 @@ impl<H: Host> Tree<'_, H> {
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         // Slices have no L0 ids of their own: they come with the run before them.
         let slices = view.runs.iter().skip(at + 1).take_while(|run| run.is_slice());
-        let mut runs = (at..).zip(std::iter::once(desc).chain(slices));
-        let fits: Result<bool> =
-            runs.try_fold(true, |fits, (at, run)| Ok(fits && self.index_run(run, view.newest_l0(at), budget)?));
-        if self.shared.evictions.load(SeqCst) != evictions {
-            // What was put in after the entry of a newer run had left.
-            self.shared.has_strays(L0Id(view.flushed.0 + 1));
+        let coming = Coming { shared: self.shared, evictions, below: L0Id(view.flushed.0 + 1) };
+        for (at, run) in (at..).zip(std::iter::once(desc).chain(slices)) {
+            if !self.index_run(run, view.newest_l0(at), budget)? {
+                self.shared.misfit.set(desc.last_l0, room);
+                return Ok(false);
+            }
         }
-        if !fits? {
-            self.shared.misfit.set(desc.last_l0, room);
-            return Ok(false);
-        }
+        drop(coming);
         let (from, mut claimed) = (desc.first_l0, true);
         self.set_indexed_from(|now| {
             // A flush that found the index full has made room meanwhile: what was put in may be gone.
@@ -241,6 +238,23 @@ impl<H: Host> Tree<'_, H> {
         let newest = ends.filter(|l0| purgeable(*l0)).max().unwrap_or_default();
         self.shared.purged.fetch_max(newest.0, SeqCst);
         Some(self.shared.index.sweep_tombstones(purgeable, sweep, SWEEP, &self.host.budgets().key_index))
+    }
+}
+
+/// While it lives a run is coming into the index. If entries have left meanwhile there are strays then, however it ends: keys that were
+/// put in by this run when those of newer ones had gone.
+struct Coming<'s, H: Host> {
+    shared: &'s Shared<H>,
+    /// The count of them when it began.
+    evictions: u64,
+    below: L0Id,
+}
+
+impl<H: Host> Drop for Coming<'_, H> {
+    fn drop(&mut self) {
+        if self.shared.evictions.load(SeqCst) != self.evictions {
+            self.shared.has_strays(self.below);
+        }
     }
 }
 
