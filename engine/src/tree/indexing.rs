@@ -58,10 +58,11 @@ impl<H: Host> Tree<'_, H> {
         if on(I14OldestFirst) {
             at = view.runs.len() - 1;
         }
-        let Some(desc) = view.runs.get(at).filter(|_| !is_leaving(evictions)) else { return Ok(false) };
-        if view.is_oldest(at) {
-            self.sweep_strays(view.indexed_from);
+        if view.is_oldest(at) && !is_leaving(evictions) && self.sweep_strays(view.indexed_from)? {
+            (evictions, view) = self.before_claim();
+            at = view.first_unindexed(view.indexed_from);
         }
+        let Some(desc) = view.runs.get(at).filter(|_| !is_leaving(evictions)) else { return Ok(false) };
         let room = room_in(budget);
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         // Slices have no L0 ids of their own: they come with the run before them.
@@ -186,15 +187,19 @@ impl<H: Host> Tree<'_, H> {
         Ok(())
     }
 
-    /// What the index names of runs that it does not cover, and may be out of date, goes. The caller holds the maintenance lock: nobody
-    /// else puts in any.
-    fn sweep_strays(&self, floor: L0Id) {
+    /// What the index names of runs that it does not cover, and may be out of date, goes, if anything is. True: it has gone. The caller
+    /// holds the maintenance lock: nobody else puts in any.
+    fn sweep_strays(&self, floor: L0Id) -> Result<bool> {
         let strays = self.shared.strays();
-        if strays > L0Id(0) {
-            self.sweep_below(floor, u64::MAX);
-            // Unless another run has come meanwhile that is not covered.
-            let _ = self.shared.strays.compare_exchange(strays.0, 0, SeqCst, SeqCst);
+        if strays == L0Id(0) {
+            return Ok(false);
         }
+        // Scans that began before they came may be guided by them.
+        self.leave_index(floor)?;
+        self.sweep_below(floor, u64::MAX);
+        // Unless another run has come meanwhile that is not covered.
+        let _ = self.shared.strays.compare_exchange(strays.0, 0, SeqCst, SeqCst);
+        Ok(true)
     }
 
     /// Takes out what is named below this L0 id, or as many entries as are `enough`. Returns how many.

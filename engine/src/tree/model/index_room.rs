@@ -1,11 +1,12 @@
 //! What becomes of runs whose keys have no room in the key index.
 
-use super::scenarios::{borrowed, calm};
+use super::scenarios::{borrowed, calm, write};
 use super::world::Snapshot;
 use super::Run;
 use crate::key_index::IndexEntry;
+use crate::tree::Direction;
 use crate::types::*;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A run whose keys find no room in the index is left alone until there is more room than there was.
@@ -183,6 +184,38 @@ fn entries_that_came_while_others_left_are_not_believed() {
     assert!(!run.tree().rebuild_index().unwrap());
     assert_eq!(run.tree().shared().coverage().from, L0Id(3));
     a_stray_is_not_believed(&run, &keys[79], 2);
+}
+
+/// Strays go, and with them what a scan that began before they came was to be guided by.
+#[test]
+fn a_scan_of_before_learns_that_strays_have_gone() {
+    let (run, mut keys) = run_of_80();
+    let tree = run.tree();
+    // So many runs that the scan is guided.
+    (2..4).for_each(|writer| run.flush(writer, &[(b"\0", Some(b"row")), (b"z", Some(b"row"))]));
+    write(&tree, 4, Fate::Committed, &[(b"z", Some(b"new"))]);
+    tree.rotate().unwrap();
+    write(&tree, 5, Fate::Committed, &[(b"zz", Some(b"row"))]);
+    keys.insert(0, b"\0".to_vec());
+    keys.extend([b"z".to_vec(), b"zz".to_vec()]);
+    let mut cursor = tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward).unwrap();
+    let mut next = || {
+        let mut out = RowBuf::default();
+        cursor.next(&tree, |_, _| Verdict::Take, &mut out).unwrap().then_some(out.key)
+    };
+    let first = next();
+    assert_eq!(tree.shared().counters.guided_scans.load(Relaxed), 1);
+    // A flush that had no memory in the end does not know what it has told the index.
+    run.shared.refuses.store(1, Relaxed);
+    assert!(tree.flush_one().is_err() && tree.flush_one().unwrap());
+    while tree.shared().coverage().from > L0Id(2) {
+        tree.rebuild_index().unwrap();
+    }
+    run.host.world.borrow_mut().faults.percent = 100;
+    assert!(tree.rebuild_index().is_err() && tree.shared().index.len() < keys.len());
+    run.host.world.borrow_mut().faults.percent = 0;
+    let seen: Vec<_> = first.into_iter().chain(std::iter::from_fn(next)).collect();
+    assert!(seen == keys, "{} of {} keys", seen.len(), keys.len());
 }
 
 /// As many keys of the largest run stay in the index as there is room for, and are known to be there without a look into it.
