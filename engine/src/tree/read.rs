@@ -374,9 +374,9 @@ impl<H: Host> Tree<'_, H> {
         let purged = L0Id(if on(I5PurgesForgotten) { 0 } else { self.shared.purged.load(SeqCst) });
         let at = self.shared.first_unindexed(view);
         // An entry of a run that the index does not cover may be out of date, if there are others like that.
-        let partly = self.shared.is_partly_indexed(view, at, strays) || on(UncoveredEntryTrusted);
-        let covered = |l0| partly || view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0);
-        let Some(entry) = entry.filter(|entry| covered(entry.l0)) else {
+        let covered = |l0| view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0) || on(UncoveredEntryTrusted);
+        let is_right = |entry: &IndexEntry| covered(entry.l0) || self.shared.is_partly_indexed(view, at, strays);
+        let Some(entry) = entry.filter(is_right) else {
             if on(I4IncompleteIndexTrusted) {
                 return Ok(None);
             }
