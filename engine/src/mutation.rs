@@ -151,10 +151,10 @@ switches! {
         UnreadTombstone,
         /// A scan takes whatever version it finds for the newest of the key.
         ScannedRowTakenForNewest,
-        /// An entry below what the index covers is believed.
-        UncoveredEntryTrusted,
-        /// Entries of the only run that the index does not cover are believed though they may be out of date.
+        /// Entries of runs that the index does not cover are believed though they may be out of date.
         StrayEntryTrusted,
+        /// They are though entries have left since before they were looked for, and strays may have come.
+        StraysCameUnseen,
         /// A rebuild claims to have covered a run whose entries were evicted meanwhile.
         RebuildClaimsEvicted,
         /// A rebuild begins while entries are leaving the index, and claims what it has put in though it may be gone.

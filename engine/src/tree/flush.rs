@@ -150,7 +150,7 @@ impl<H: Host> Tree<'_, H> {
                 // Also where the index covers no run at all: one that is coming into it is older than this one, which it would then cover.
                 self.shared.evictions.fetch_add(EVICTION, SeqCst);
                 // Entries of its keys, where older runs have them, or are just coming into the index, do not tell of it.
-                self.shared.has_strays(L0Id(generation.0 + 1));
+                self.shared.strays.come(L0Id(generation.0 + 1));
                 parts.indexed_from = parts.indexed_from.max(L0Id(generation.0 + 1));
             }
             if let Some(run) = new_run {

@@ -89,7 +89,7 @@ impl<H: Host> Tree<'_, H> {
                 }
             }
             parts.flushed = flushed;
-            self.shared.has_strays(L0Id(flushed.0 + 1));
+            self.shared.strays.come(L0Id(flushed.0 + 1));
             parts.indexed_from = L0Id(flushed.0 + 1);
             SuperVersion::new(current.number + 1, parts)
         })?;

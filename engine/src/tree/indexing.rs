@@ -5,10 +5,8 @@
 //! runs leave it, and are served by filter and fence. A superversion with the new boundary is installed before the
 //! first entry goes (and older superversions are told), and after the last one came.
 //!
-//! An entry of a run that is not covered is right as long as all newer runs are covered: what would be newer has an entry of its own in
-//! its place. So of the only run that is not covered, which is mostly the largest, as many entries are kept as there is room for, and a
-//! key that has one is known to be there. This does not hold once a run came that is not covered, until the entries of before
-//! (*strays*) have gone.
+//! Of the runs that have left as many entries are kept as there is room for, and they are right (see [`super::strays`] for when not): a key
+//! that has one is known to be there.
 //!
 //! Keeps I3 to I5, I14.
 
@@ -20,6 +18,7 @@ use crate::mutation::{on, Mutation::*, Pause};
 use crate::run::Scratch;
 use crate::tree::read::Pages;
 use crate::tree::shared::Shared;
+use crate::tree::strays::Coming;
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
 use crate::types::{L0Id, Writer};
@@ -41,33 +40,32 @@ impl<H: Host> Tree<'_, H> {
     /// the maintenance lock (no merge may run meanwhile).
     pub fn rebuild_index(&self) -> Result<bool> {
         self.catch_up()?;
-        let (mut evictions, mut view) = self.before_claim();
-        if view.first_unindexed(view.indexed_from) == view.runs.len() {
+        let budget = &self.host.budgets().key_index;
+        let view = self.pin();
+        if self.shared.run_to_index(&view, budget).is_none() {
             return Ok(false);
         }
-        let budget = &self.host.budgets().key_index;
-        let Some(mut at) = self.shared.run_to_index(&view, budget) else { return Ok(false) };
         let purged = self.shared.purged.load(SeqCst);
         if purged > 0 && !on(I5RebuildForgetsPurges) {
             // An older version must not get the entry of a tombstone that was purged: these runs come once more.
             self.leave_index(L0Id(purged + 1))?;
             self.shared.purged.store(0, SeqCst);
-            (evictions, view) = self.before_claim();
-            at = view.first_unindexed(view.indexed_from);
         }
-        if on(I14OldestFirst) {
-            at = view.runs.len() - 1;
+        if let Some(strays) = self.shared.strays.below() {
+            // Scans that began before they came may be guided by them.
+            self.leave_index(view.indexed_from)?;
+            self.sweep_below(view.indexed_from, u64::MAX);
+            self.shared.strays.have_gone(strays);
         }
-        if view.is_oldest(at) && !is_leaving(evictions) && self.sweep_strays(view.indexed_from)? {
-            (evictions, view) = self.before_claim();
-            at = view.first_unindexed(view.indexed_from);
-        }
+        drop(view);
+        let coming = Coming::begin(&self.shared.strays);
+        let (evictions, view) = self.before_claim();
+        let at = if on(I14OldestFirst) { view.runs.len() - 1 } else { view.first_unindexed(view.indexed_from) };
         let Some(desc) = view.runs.get(at).filter(|_| !is_leaving(evictions)) else { return Ok(false) };
         let room = room_in(budget);
         self.shared.coarse_before.fetch_max(view.number, SeqCst);
         // Slices have no L0 ids of their own: they come with the run before them.
         let slices = view.runs.iter().skip(at + 1).take_while(|run| run.is_slice());
-        let coming = Coming { shared: self.shared, evictions, below: L0Id(view.flushed.0 + 1) };
         for (at, run) in (at..).zip(std::iter::once(desc).chain(slices)) {
             if !self.index_run(run, view.newest_l0(at), budget)? {
                 self.shared.misfit.set(desc.last_l0, room);
@@ -131,13 +129,16 @@ impl<H: Host> Tree<'_, H> {
     /// Makes room in the index: what it still names of runs that it does not cover goes first, then the oldest runs that
     /// it covers. `None`: not even the run being flushed can be covered.
     pub(super) fn evict_oldest(&self, floor: L0Id, flushing: L0Id) -> Result<Option<L0Id>> {
-        let _leaving = Leaving::begin(&self.shared.evictions);
+        let leaving = Leaving::begin(self.shared, flushing);
         // A rebuild may have come further down than the floor known here: nothing goes that is still covered.
         self.leave_index(floor)?;
         self.pause(Pause::Evicting);
         // With random keys each run has some in every leaf: many are cheaper to take out together.
         let enough = self.shared.index.rows() / EVICTED_PART;
-        if self.sweep_below(floor, enough) > 0 {
+        let strays = self.shared.strays.below().filter(|_| leaving.alone);
+        let gone = self.sweep_below(floor, if strays.is_some() { u64::MAX } else { enough });
+        strays.into_iter().for_each(|below| self.shared.strays.have_gone(below));
+        if gone > 0 {
             return Ok(Some(floor));
         }
         let view = self.pin();
@@ -161,7 +162,7 @@ impl<H: Host> Tree<'_, H> {
     /// Takes everything out of the index: it is left alone ([`super::worth`]), and the run being flushed is not covered either.
     pub(super) fn empty_index(&self, flushing: L0Id) -> Result<()> {
         if !self.shared.index.is_empty() {
-            let _leaving = Leaving::begin(&self.shared.evictions);
+            let _leaving = Leaving::begin(self.shared, flushing);
             let higher = L0Id(flushing.0 + 1);
             self.leave_index(higher)?;
             self.pause(Pause::Evicting);
@@ -185,21 +186,6 @@ impl<H: Host> Tree<'_, H> {
         self.shared.evicted_below.fetch_max(higher.0, SeqCst);
         self.shared.evicted_at.fetch_max(number, SeqCst);
         Ok(())
-    }
-
-    /// What the index names of runs that it does not cover, and may be out of date, goes, if anything is. True: it has gone. The caller
-    /// holds the maintenance lock: nobody else puts in any.
-    fn sweep_strays(&self, floor: L0Id) -> Result<bool> {
-        let strays = self.shared.strays();
-        if strays == L0Id(0) {
-            return Ok(false);
-        }
-        // Scans that began before they came may be guided by them.
-        self.leave_index(floor)?;
-        self.sweep_below(floor, u64::MAX);
-        // Unless another run has come meanwhile that is not covered.
-        let _ = self.shared.strays.compare_exchange(strays.0, 0, SeqCst, SeqCst);
-        Ok(true)
     }
 
     /// Takes out what is named below this L0 id, or as many entries as are `enough`. Returns how many.
@@ -246,23 +232,6 @@ impl<H: Host> Tree<'_, H> {
     }
 }
 
-/// While it lives a run is coming into the index. If entries have left meanwhile there are strays then, however it ends: keys that were
-/// put in by this run when those of newer ones had gone.
-struct Coming<'s, H: Host> {
-    shared: &'s Shared<H>,
-    /// The count of them when it began.
-    evictions: u64,
-    below: L0Id,
-}
-
-impl<H: Host> Drop for Coming<'_, H> {
-    fn drop(&mut self) {
-        if self.shared.evictions.load(SeqCst) != self.evictions {
-            self.shared.has_strays(self.below);
-        }
-    }
-}
-
 /// What one eviction more is in the count of them.
 pub(super) const EVICTION: u64 = 2;
 
@@ -273,22 +242,28 @@ fn is_leaving(evictions: u64) -> bool {
 
 /// As long as it lives, entries leave the index, and the count of evictions says so. They may be those of a run that somebody is putting
 /// in just now, who must not take it for covered: neither if he has begun before nor if he begins meanwhile.
-struct Leaving<'s>(&'s AtomicU64);
+struct Leaving<'s> {
+    evictions: &'s AtomicU64,
+    /// No run comes into the index meanwhile.
+    alone: bool,
+}
 
 impl<'s> Leaving<'s> {
-    /// Whoever flushes does so alone.
-    fn begin(evictions: &'s AtomicU64) -> Leaving<'s> {
+    /// `flushing`: whoever flushes this does so alone.
+    fn begin<H: Host>(shared: &'s Shared<H>, flushing: L0Id) -> Leaving<'s> {
         if !on(EvictionNotAwaited) {
-            evictions.fetch_or(1, SeqCst);
+            shared.evictions.fetch_or(1, SeqCst);
         }
-        Leaving(evictions)
+        // After that: a run of which this does not know yet does not come in.
+        let alone = !shared.strays.come_beside_a_run(flushing);
+        Leaving { evictions: &shared.evictions, alone }
     }
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         if !on(EvictionNotAwaited) {
-            self.0.fetch_add(1, SeqCst);
+            self.evictions.fetch_add(1, SeqCst);
         }
     }
 }

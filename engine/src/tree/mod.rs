@@ -61,6 +61,7 @@ mod sink;
 mod slices;
 mod sources;
 mod stale;
+mod strays;
 mod survey;
 mod together;
 mod value_log;

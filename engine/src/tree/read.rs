@@ -20,6 +20,7 @@ use crate::mutation::{on, Mutation::*, Pause};
 use crate::row::decode_record;
 use crate::row_cache::Name;
 use crate::run::{PageSource, Scratch};
+use crate::tree::strays::Look;
 use crate::tree::version::{Generation, Pinned, SuperVersion};
 use crate::tree::{Found, Hint, Observed, Tree};
 use crate::types::{Flags, Head, L0Id, PageNo, RowBuf, RowId, Verdict, Writer};
@@ -157,11 +158,11 @@ impl<H: Host> Tree<'_, H> {
                 }
             }
         }
+        let look = self.shared.before_look();
         self.pause(Pause::MemtablesRead);
-        let strays = self.shared.strays();
         let entry = read_first.unwrap_or_else(|| self.shared.index.get(key));
         self.pause(Pause::IndexRead);
-        let start = self.start_of(view, key, entry, strays)?;
+        let start = self.start_of(view, key, entry, &look)?;
         let run = self.run_with_row(view, entry, &start);
         let run = run.filter(|run| run.settled || on(CachedRowOfAnyWriter));
         if let (Some(leave), None, Some(run)) = (leave, newest, run.filter(|run| run.settled)) {
@@ -187,11 +188,11 @@ impl<H: Host> Tree<'_, H> {
         if view.memtables().any(|generation| generation.table.newest(key).is_some()) {
             return Ok(());
         }
+        let look = self.shared.before_look();
         self.pause(Pause::MemtablesRead);
-        let strays = self.shared.strays();
         let entry = self.shared.index.get(key);
         self.pause(Pause::IndexRead);
-        let Some(start) = self.start_of(&view, key, entry, strays)? else { return Ok(()) };
+        let Some(start) = self.start_of(&view, key, entry, &look)? else { return Ok(()) };
         if let (Some(cache), Some(entry)) = (self.host.row_cache(), entry) {
             if cache.seems_to_have(&Name { table: self.shared.cached, l0: entry.l0, key }) {
                 return Ok(());
@@ -362,20 +363,19 @@ impl<H: Host> Tree<'_, H> {
     }
 
     /// Where in the runs (newest first) to begin to look for a key whose index entry, read after the superversion was
-    /// pinned, and after the `strays`, is this one; `None`: nowhere.
+    /// pinned, by this `look`, is this one; `None`: nowhere.
     fn start_of(
         &self,
         view: &SuperVersion,
         key: &[u8],
         entry: Option<IndexEntry>,
-        strays: L0Id,
+        look: &Look,
     ) -> Result<Option<Start>> {
         // Before it is asked what is indexed: a rebuild forgets the purges once it has told that it begins anew.
         let purged = L0Id(if on(I5PurgesForgotten) { 0 } else { self.shared.purged.load(SeqCst) });
         let at = self.shared.first_unindexed(view);
-        // An entry of a run that the index does not cover may be out of date, if there are others like that.
-        let covered = |l0| view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0) || on(UncoveredEntryTrusted);
-        let is_right = |entry: &IndexEntry| covered(entry.l0) || self.shared.is_partly_indexed(view, at, strays);
+        let covered = |l0| view.runs.get(at).is_none_or(|newest| l0 > newest.last_l0);
+        let is_right = |entry: &IndexEntry| covered(entry.l0) || self.shared.is_right(look, entry.l0);
         let Some(entry) = entry.filter(is_right) else {
             if on(I4IncompleteIndexTrusted) {
                 return Ok(None);

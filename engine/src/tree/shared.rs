@@ -19,6 +19,7 @@ use crate::tree::indexing::Misfit;
 use crate::tree::latched::Latched;
 use crate::tree::live_options::LiveOptions;
 use crate::tree::pick::is_piled_up;
+use crate::tree::strays::Strays;
 use crate::tree::value_space::ValueSpace;
 use crate::tree::version::{Current, Generation, Retired, SuperVersion};
 use crate::tree::worth::Worth;
@@ -56,9 +57,7 @@ pub struct Shared<H: Host> {
     /// Runs that begin below this left the index, for superversions before number `evicted_at` (later ones know).
     pub evicted_below: AtomicU64,
     pub evicted_at: AtomicU64,
-    /// Entries below this L0 id may be out of date, where the index does not cover their run: a newer run came that it does not cover
-    /// either. 0: none is.
-    pub strays: AtomicU64,
+    pub strays: Strays,
     /// How often entries left the index to make room in it, twice; and one, while some are leaving.
     pub evictions: AtomicU64,
     pub misfit: Misfit,
@@ -261,7 +260,7 @@ impl<H: Host> Shared<H> {
             index: KeyIndex::new(),
             evicted_below: AtomicU64::new(0),
             evicted_at: AtomicU64::new(0),
-            strays: AtomicU64::new(0),
+            strays: Strays::default(),
             evictions: AtomicU64::new(0),
             misfit: Misfit::default(),
             worth: Worth::default(),
@@ -471,21 +470,6 @@ impl<H: Host> Shared<H> {
             return view.first_unindexed(view.indexed_from);
         }
         view.first_unindexed(view.indexed_from.max(L0Id(self.evicted_below.load(SeqCst))))
-    }
-
-    /// Whether the run at this place, the newest that the index does not cover, is the only one: then what the index says of its keys is
-    /// right, as far as it has them. `strays` was read after the view was pinned, and before the index was read.
-    pub fn is_partly_indexed(&self, view: &SuperVersion, at: usize, strays: L0Id) -> bool {
-        (strays == L0Id(0) || on(StrayEntryTrusted)) && view.is_oldest(at)
-    }
-
-    /// Entries below this L0 id may be out of date from now on, where the index does not cover their run.
-    pub fn has_strays(&self, below: L0Id) {
-        self.strays.fetch_max(below.0, SeqCst);
-    }
-
-    pub fn strays(&self) -> L0Id {
-        L0Id(self.strays.load(SeqCst))
     }
 
     /// Which runs the key index covers now.

@@ -173,12 +173,6 @@ impl SuperVersion {
         self.runs.partition_point(|r| r.first_l0 >= indexed_from)
     }
 
-    /// Whether the run at this place is the oldest, but for the slices that it has handed rows on to.
-    pub fn is_oldest(&self, at: usize) -> bool {
-        let slices = || self.merge_of(at).is_some_and(|begun| begun.end == self.runs.len());
-        at + 1 == self.runs.len() || self.runs.get(at + 1).is_some_and(|next| next.is_slice()) && slices()
-    }
-
     pub fn is_pinned(&self) -> bool {
         self.pins.load(SeqCst) > 0 && !on(PinnedFreed)
     }

@@ -108,13 +108,13 @@ impl<H: Host> Tree<'_, H> {
     ) -> bool {
         let unindexed = self.shared.first_unindexed(view);
         let covered = run < unindexed;
-        let partly = self.shared.is_partly_indexed(view, unindexed, self.shared.strays());
+        let is_right = |entry: &IndexEntry| self.shared.is_right(&self.shared.before_look(), entry.l0);
         match entry {
             // Where the index is complete, a tombstone that everybody sees may have left it.
             None => !covered || tombstone && self.shared.purged.load(SeqCst) > 0,
             Some(entry) if entry.l0 > view.flushed => true,
-            // What it says of runs that it does not cover is not believed, unless it is but one.
-            Some(entry) if !partly && view.run_of(entry.l0).is_none_or(|at| at >= unindexed) => !covered,
+            // What may be a stray is not believed.
+            Some(entry) if !is_right(&entry) && view.run_of(entry.l0).is_none_or(|at| at >= unindexed) => !covered,
             Some(entry) => view.run_with(entry.l0, key) == Some(run) && entry.tombstone == tombstone,
         }
     }
@@ -151,8 +151,8 @@ impl<H: Host> Tree<'_, H> {
                 let of_it = |frozen: &Arc<Generation>| frozen.table.generation() == entry.l0;
                 let waits = view.frozen.iter().any(|frozen| of_it(frozen) && frozen.table.newest(key).is_some());
                 let newer = entry.l0 > view.flushed && !waits;
-                let partly = self.shared.is_partly_indexed(&view, unindexed, self.shared.strays());
-                let believed = newer || partly || view.run_of(entry.l0).is_some_and(|at| at < unindexed);
+                let right = self.shared.is_right(&self.shared.before_look(), entry.l0);
+                let believed = newer || right || view.run_of(entry.l0).is_some_and(|at| at < unindexed);
                 // An entry that could not be removed for want of memory is known to be inexact.
                 let wrong = believed && self.shared.is_exact(&view);
                 wrong.then(|| format!("says {entry:?} of key {shown}, which is in no run"))

@@ -137,7 +137,7 @@ fn index_all_but_the_first(run: &Run, writer: u64) {
 }
 
 /// The index says that this key is a row, of a run that it does not cover, though it was deleted since, by this writer: it is not
-/// believed when that is the only run.
+/// believed.
 fn a_stray_is_not_believed(run: &Run, deleted: &[u8], by: u64) {
     let tree = run.tree();
     let stray = tree.shared().index.get(deleted);
@@ -169,9 +169,9 @@ fn entries_of_before_a_run_that_has_none_are_not_believed() {
     entries_of_before_a_run_without_entries_are_not_believed();
 }
 
-/// A flush makes room in the index while an older run comes in: the entry of a newer run leaves, and another one takes its place.
-#[test]
-fn entries_that_came_while_others_left_are_not_believed() {
+/// Most of 80 rows were deleted. The next rebuild puts in the run that has them, and meets a flush that makes room in the index: entries
+/// of the newer run leave, and others take their place.
+fn entries_to_come_while_others_leave() -> (Run, Vec<Vec<u8>>) {
     let (run, keys) = run_of_80();
     let deleted: Vec<_> = keys[20..].iter().map(|key| (key, None::<[u8; 0]>)).collect();
     run.flush(2, &borrowed(&deleted));
@@ -181,9 +181,29 @@ fn entries_that_came_while_others_left_are_not_believed() {
     let used = run.host.budgets.key_index.used.load(Relaxed);
     let others = long_keys(100..150).into_iter().map(|key| (key, Some(vec![1]))).collect();
     run.host.world.borrow_mut().comes_between = Some((used, others));
+    (run, keys)
+}
+
+#[test]
+fn entries_that_came_while_others_left_are_not_believed() {
+    let (run, keys) = entries_to_come_while_others_leave();
     assert!(!run.tree().rebuild_index().unwrap());
     assert_eq!(run.tree().shared().coverage().from, L0Id(3));
     a_stray_is_not_believed(&run, &keys[79], 2);
+}
+
+/// A reader has seen that there are no strays; before he looks into the index they come.
+pub(super) fn strays_that_came_after_a_look_are_not_believed() {
+    let (run, keys) = entries_to_come_while_others_leave();
+    run.host.world.borrow_mut().reads_after_rebuild = true;
+    assert_eq!(run.get(&keys[79]), None);
+    assert_eq!(run.tree().shared().coverage().from, L0Id(3));
+    assert_eq!(run.tree().shared().index.get(&keys[79]), Some(IndexEntry { l0: L0Id(1), tombstone: false }));
+}
+
+#[test]
+fn strays_that_come_after_a_look_are_not_believed() {
+    strays_that_came_after_a_look_are_not_believed();
 }
 
 /// Strays go, and with them what a scan that began before they came was to be guided by.
@@ -224,22 +244,75 @@ fn what_has_room_of_the_largest_run_stays_in_the_index() {
     let (run, keys) = run_of_80();
     let (tree, budget) = (run.tree(), &run.host.budgets.key_index);
     budget.limit.store(budget.used.load(Relaxed) - tree.shared().index.filter_bytes(), Relaxed);
-    let unread = || {
-        let unread = |key: &&Vec<u8>| {
-            let found = tree.find_or_leave(key, |_| true, |_, _| Verdict::Skip, &mut RowBuf::default()).unwrap();
-            found.observed.is_unread()
-        };
-        keys.iter().filter(unread).count()
-    };
     for writer in 2..5 {
-        let rows: Vec<_> =
-            long_keys(writer * 100..writer * 100 + 10).into_iter().map(|key| (key, Some(b"row"))).collect();
-        run.flush(writer.into(), &borrowed(&rows));
-        let left = unread();
+        flush_of(&run, writer, 10);
+        let left = unread(&run, &keys);
         assert!((20..80).contains(&left) && !tree.shared().coverage().complete, "{left} of 80 after run {writer}");
     }
-    let before = unread();
+    let before = unread(&run, &keys);
     while tree.compact_one(true).unwrap() {}
-    assert_eq!((unread(), tree.pin().runs.len()), (before, 1));
+    assert_eq!((unread(&run, &keys), tree.pin().runs.len()), (before, 1));
     assert!(keys.iter().all(|key| run.get(key).is_some()));
+}
+
+/// A run of so many keys, which are numbered by its writer.
+fn flush_of(run: &Run, writer: u32, rows: u32) -> Vec<Vec<u8>> {
+    let keys = long_keys(writer * 100..writer * 100 + rows);
+    let rows: Vec<_> = keys.iter().map(|key| (key, Some(b"row"))).collect();
+    run.flush(writer.into(), &borrowed(&rows));
+    keys
+}
+
+/// How many of these keys are known to be there without a look into a run.
+fn unread(run: &Run, keys: &[Vec<u8>]) -> usize {
+    let unread = |key: &&Vec<u8>| {
+        let found = run.tree().find_or_leave(key, |_| true, |_, _| Verdict::Skip, &mut RowBuf::default()).unwrap();
+        found.observed.is_unread()
+    };
+    keys.iter().filter(unread).count()
+}
+
+/// The same where another run has left before, of which nothing has room.
+#[test]
+fn what_has_room_of_a_run_stays_in_the_index_beside_one_that_has_left() {
+    let (run, first) = run_of_80();
+    let (tree, budget) = (run.tree(), &run.host.budgets.key_index);
+    let second = flush_of(&run, 2, 80);
+    budget.limit.store(budget.used.load(Relaxed) * 2 / 3, Relaxed);
+    let mut writer = 3;
+    while unread(&run, &second) == 80 {
+        flush_of(&run, writer, 10);
+        writer += 1;
+    }
+    let left = unread(&run, &second);
+    assert!(left >= 20 && unread(&run, &first) == 0, "{left} of 80");
+    assert!(tree.shared().coverage().from > L0Id(2));
+    assert!(first.iter().chain(&second).all(|key| run.get(key).is_some()));
+}
+
+/// Strays go when room is made in the index, also where the run is never tried again for which they would have to; those that come
+/// later are believed.
+#[test]
+fn strays_do_not_stay() {
+    let (run, keys) = run_of_80();
+    let (tree, budget) = (run.tree(), &run.host.budgets.key_index);
+    let room = budget.used.load(Relaxed);
+    index_all_but_the_first(&run, 2);
+    let last = vec![(keys[79].clone(), None)];
+    run.host.world.borrow_mut().comes_between = Some((0, last));
+    assert!(!tree.rebuild_index().unwrap() && tree.shared().strays.below().is_some());
+    budget.limit.store(room * 3 / 2, Relaxed);
+    let mut writer = 4;
+    while tree.shared().strays.below().is_some() {
+        assert_eq!(unread(&run, &keys), 0);
+        flush_of(&run, writer, 10);
+        writer += 1;
+    }
+    let second = flush_of(&run, writer, 80);
+    while unread(&run, &second) == 80 {
+        writer += 1;
+        flush_of(&run, writer, 10);
+    }
+    assert!(unread(&run, &second) > 20);
+    assert_eq!(run.get(&keys[79]), None);
 }

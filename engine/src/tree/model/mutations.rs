@@ -13,7 +13,9 @@
 
 use super::barren::*;
 use super::full_disk::what_was_logged_can_be_flushed;
-use super::index_room::entries_of_before_a_run_without_entries_are_not_believed;
+use super::index_room::{
+    entries_of_before_a_run_without_entries_are_not_believed, strays_that_came_after_a_look_are_not_believed,
+};
 use super::scenarios::*;
 use super::{run_seed, Trouble};
 use crate::error::{Error, Result};
@@ -117,8 +119,8 @@ const TABLE: &[(Mutation, By)] = &[
     (UnreadNotSeenByAll, Model(Calm)),
     (UnreadTombstone, Model(Calm)),
     (ScannedRowTakenForNewest, Model(Calm)),
-    (UncoveredEntryTrusted, Model(Restless)),
     (StrayEntryTrusted, Scenario(entries_of_before_a_run_without_entries_are_not_believed)),
+    (StraysCameUnseen, Scenario(strays_that_came_after_a_look_are_not_believed)),
     (RebuildClaimsEvicted, Model(Restless)),
     (EvictionNotAwaited, Scenario(a_run_is_not_indexed_while_entries_leave)),
     (RunningTakenForEnded, Model(Calm)),

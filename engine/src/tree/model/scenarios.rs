@@ -73,8 +73,11 @@ pub(super) fn come_meanwhile(tree: &Tree<'_, TestHost>) -> Result<()> {
     flush(tree, writer, &borrowed(&rows))
 }
 
-/// Entries are leaving the index: a run is put in meanwhile, and a key of it looked for.
+/// Entries are leaving the index: a run is put in meanwhile, and a key of it looked for. Or a run is put in before a look into it.
 pub(super) fn evicting(tree: &Tree<'_, TestHost>, at: Pause) {
+    if at == Pause::MemtablesRead && std::mem::take(&mut tree.host.world.borrow_mut().reads_after_rebuild) {
+        assert!(!tree.rebuild_index().unwrap());
+    }
     let key = tree.host.world.borrow().read_evicted.clone();
     match (at, key) {
         (Pause::Evicting, Some(_)) => drop(tree.rebuild_index()),

@@ -121,6 +121,8 @@ pub(in crate::tree) struct World {
     pub to_come: u64,
     /// These rows come while a run is put into the index, which may be no larger meanwhile.
     pub comes_between: Option<(u64, Vec<OwnedRow>)>,
+    /// The next reader meets a rebuild before he looks into the index.
+    pub reads_after_rebuild: bool,
     /// Who evicts meets a rebuild, and a read of this key.
     pub read_evicted: Option<Vec<u8>>,
     /// Whoever has flipped to a merge's run meets a writer of large values, and a read of this key.
@@ -167,6 +169,7 @@ impl World {
             keys: 1,
             to_come: 0,
             comes_between: None,
+            reads_after_rebuild: false,
             read_evicted: None,
             read_moved: None,
             flushing: false,
