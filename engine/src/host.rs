@@ -85,6 +85,8 @@ pub trait Host: Sized + 'static {
     }
     /// Makes a page one that may be kept; `spare` is one that is kept no longer. (Where pins must not outlive a call: a copy.)
     fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
+    /// Nobody looks at these pages any more until they are written anew: what they hold need not come to the disk. A hint.
+    fn discard(&self, _extents: &[Extent]) {}
     /// These pages, side by side, will be read soon. A hint.
     fn prefetch(&self, _first: PageNo, _pages: u32) {}
     /// These places of the page will be looked at: where it is in memory, and can be found there with a few instructions, the

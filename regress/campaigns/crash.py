@@ -35,7 +35,9 @@ def kill(server, rng, kind):
 
 
 def often_checkpoints(rng):
-    return f"CHECKPOINT; SELECT pg_sleep({rng.choice((0, 0.05, 0.5))});\n"
+    """Full-page writes come and go between them: what redo finds on a page may be what the last checkpoint left there."""
+    full_pages = f"ALTER SYSTEM SET full_page_writes = {rng.choice(('on', 'off'))};\nSELECT pg_reload_conf();\n" * (rng.random() < 0.3)
+    return f"{full_pages}CHECKPOINT;\nSELECT pg_sleep({rng.choice((0, 0.05, 0.5))});\n"
 
 
 def crash_noticed(server):

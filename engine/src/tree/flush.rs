@@ -43,7 +43,7 @@ impl<H: Host> Tree<'_, H> {
             self.install_flushed(generation, run, false)?;
             self.shared.counters.left_out(1);
             drop(view);
-            self.shared.reclaim(self.host.lagging());
+            self.reclaim();
             self.host.forget_log(generation)?;
             return Ok(true);
         }
@@ -126,7 +126,7 @@ impl<H: Host> Tree<'_, H> {
         self.shared.counters.flushes.fetch_add(1, Relaxed);
         self.shared.judge_index_anew();
         drop(view);
-        self.shared.reclaim(self.host.lagging());
+        self.reclaim();
         self.host.forget_log(generation)?;
         Ok(true)
     }

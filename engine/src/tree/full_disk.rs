@@ -235,7 +235,7 @@ impl<H: Host> Tree<'_, H> {
     pub fn room_for_log(&self, least: u32, pages: u32, room: u64, deletes: bool) -> Result<u32> {
         let taker = if deletes { Taker::Delete } else { Taker::Write };
         let mut ledger = self.shared.ledger.lock();
-        self.shared.reap(&mut ledger, self.host.lagging());
+        self.reap(&mut ledger);
         ledger.look(&self.host);
         let kept = ledger.kept_on_full_disk(taker, 0);
         if ledger.little_room(kept).is_none() {

@@ -86,7 +86,22 @@ struct Now {
     spared: u32,
 }
 
+/// Rounds of collecting that free what was just retired, and what the key index has retired before it, if nobody is pinned for long.
+const ROUNDS: u32 = 256;
+
 impl<H: Host> Tree<'_, H> {
+    /// See [`Shared::reap`].
+    pub(super) fn reap(&self, ledger: &mut Ledger) {
+        self.shared.reap(ledger, self.host.lagging(), |freed| self.host.discard(freed));
+    }
+
+    /// Gives back, after a flush or a merge, what nobody uses any more: memory in the first place, for what this process
+    /// has retired stays with it otherwise until it retires more.
+    pub(super) fn reclaim(&self) {
+        self.reap(&mut self.shared.ledger.lock());
+        loosekv_shm::epoch::drain(ROUNDS);
+    }
+
     /// Takes `pages` of the page store for something under construction, in pieces of at least so many, or more where the meta page names
     /// many already; on a full disk up to `few` of them. See [`Building`].
     fn take_extents(&self, taker: Taker, pages: u32, few: u32, least: u32) -> Result<Vec<Extent>> {
@@ -131,7 +146,7 @@ impl<H: Host> Tree<'_, H> {
         instead: impl FnOnce(&mut FreeSpace, u32, u32) -> Option<T>,
     ) -> Result<T> {
         let mut ledger = self.shared.ledger.lock();
-        self.shared.reap(&mut ledger, self.host.lagging());
+        self.reap(&mut ledger);
         let spared = ledger.kept_from(taker, 0, &self.host);
         let now = Now { named: ledger.named(), full: ledger.full, spared };
         let spared = ledger.kept_on_full_disk(taker, 0);
@@ -363,7 +378,7 @@ impl<H: Host> Tree<'_, H> {
     pub fn add_log_extent(&self, generation: L0Id, tail: u16, least: u32, deletes: bool) -> Result<LogExtent> {
         let taker = if deletes { Taker::Delete } else { Taker::Write };
         let mut ledger = self.shared.ledger.lock();
-        self.shared.reap(&mut ledger, self.host.lagging());
+        self.reap(&mut ledger);
         let held: u32 =
             ledger.manifest.log_extents.iter().filter(|l| l.generation == generation).map(|l| l.extent.pages).sum();
         let pages = log_extent(held, least, ledger.manifest.log_extents.len());
@@ -413,7 +428,7 @@ impl<H: Host> Tree<'_, H> {
     /// uses the table meanwhile.
     pub fn give_back_tail(&self) -> Result<u32> {
         let mut ledger = self.shared.ledger.lock();
-        self.shared.reap(&mut ledger, self.host.lagging());
+        self.reap(&mut ledger);
         let Ok(before) = scope::with(|| ledger.free.try_clone()) else { return Ok(0) };
         let kept = ledger.kept_from(Taker::Write, 0, &self.host);
         let high = ledger.free.trim(kept);

@@ -356,8 +356,8 @@ impl<H: Host> Shared<H> {
 
     /// Frees the superversions that nobody has pinned, and moves what only they named from limbo to the free space: now, or
     /// when the readers elsewhere, too, are those of a later manifest. However much that is: as with heap, whoever reads for long
-    /// makes the store grow.
-    pub fn reap(&self, ledger: &mut Ledger, lagging: Option<Lagging>) {
+    /// makes the store grow. `discard`: is told what becomes free, before others may write there.
+    pub fn reap(&self, ledger: &mut Ledger, lagging: Option<Lagging>, discard: impl FnOnce(&[Extent])) {
         let mut unnamed = self.unnamed(ledger);
         let lagging = lagging.filter(|_| scope::with(|| ledger.held.try_reserve(unnamed.len())).is_ok());
         match lagging {
@@ -375,6 +375,7 @@ impl<H: Host> Shared<H> {
         }
         if !unnamed.is_empty() {
             ledger.freed = ledger.manifest.version;
+            discard(&unnamed);
         }
         scope::with(|| unnamed.into_iter().for_each(|extent| ledger.free.give(extent)));
     }
@@ -456,13 +457,6 @@ impl<H: Host> Shared<H> {
         (ledger.free.tail(), ledger.free.high())
     }
 
-    /// Gives back, after a flush or a merge, what nobody uses any more: memory in the first place, for what this process
-    /// has retired stays with it otherwise until it retires more.
-    pub fn reclaim(&self, lagging: Option<Lagging>) {
-        self.reap(&mut self.ledger.lock(), lagging);
-        loosekv_shm::epoch::drain(ROUNDS);
-    }
-
     /// Place in the view's runs of the newest one that is not indexed in full. To be asked after the index was read: what
     /// has left it since the view was pinned counts, too.
     pub fn first_unindexed(&self, view: &SuperVersion) -> usize {
@@ -507,9 +501,6 @@ impl<H: Host> Shared<H> {
 /// So many memtables are to fit in memory: the one that fills, those that wait, one that somebody still looks at.
 const MEMTABLES_IN_MEMORY: u64 = 5;
 const LEAST_MEMTABLE: u64 = 256 << 10;
-
-/// Rounds of collecting that free what was just retired, and what the key index has retired before it, if nobody is pinned for long.
-const ROUNDS: u32 = 256;
 
 /// A list of a few merges that were begun.
 const MERGES: usize = 4 * std::mem::size_of::<std::ops::Range<usize>>();

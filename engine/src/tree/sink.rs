@@ -127,7 +127,7 @@ impl<H: Host> Tree<'_, H> {
         let view = self.pin();
         let (next, least_piece) = {
             let mut ledger = self.shared.ledger.lock();
-            self.shared.reap(&mut ledger, self.host.lagging());
+            self.reap(&mut ledger);
             let next = next_move(&ledger, &view, least);
             ledger.body_sinks = matches!(next, Some(Move::Run { .. } | Move::Body));
             (next, least_piece(ledger.free.high()))
@@ -272,7 +272,7 @@ impl<H: Host> Shared<H> {
     pub fn ebb(&self, least: u32, lagging: Option<Lagging>) -> Option<Ebb> {
         let view = self.current.pin::<H>();
         let mut ledger = self.ledger.lock();
-        self.reap(&mut ledger, lagging);
+        self.reap(&mut ledger, lagging, |_| ());
         match next_move(&ledger, &view, least)? {
             Move::Log => Some(Ebb::Flush),
             Move::Run { .. } | Move::Body => Some(Ebb::Sink),

@@ -136,7 +136,7 @@ impl<H: Host> Tree<'_, H> {
         if let Some(taken) = ledger.values.take(pages, generation) {
             return Ok(taken);
         }
-        self.shared.reap(&mut ledger, self.host.lagging());
+        self.reap(&mut ledger);
         let held: u64 = ledger.manifest.values.iter().map(|e| u64::from(e.pages)).sum();
         let shared = (held / 16).clamp(LEAST_SHARED, MOST_SHARED) as u32;
         let own = pages > shared / 4;

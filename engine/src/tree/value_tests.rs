@@ -109,7 +109,7 @@ impl Table {
     /// Pages that are neither free nor the meta page's nor the manifest's.
     fn pages_in_use(&self) -> u64 {
         let mut ledger = self.shared.ledger.lock();
-        self.shared.reap(&mut ledger, None);
+        self.shared.reap(&mut ledger, None, |_| ());
         let body: u32 = ledger.manifest.body.iter().map(|e| e.pages).sum();
         u64::from(ledger.free.high()) - ledger.free.pages() - 1 - u64::from(body)
     }
@@ -281,7 +281,7 @@ fn a_cursor_reads_values_that_were_moved_and_dropped_meanwhile() {
     }
     let in_use = table.pages_in_use();
     let mut ledger = tree.shared().ledger.lock();
-    tree.shared().reap(&mut ledger, None);
+    tree.shared().reap(&mut ledger, None, |_| ());
     assert_eq!((ledger.limbo.len(), ledger.manifest.pending.len()), (0, 0));
     let owned: u64 = ledger.manifest.owned().map(|e| u64::from(e.pages)).sum();
     assert_eq!(in_use, owned - ledger.manifest.body.iter().map(|e| u64::from(e.pages)).sum::<u64>());

@@ -143,7 +143,7 @@ impl RawPage {
 /// What [`super::log_head`] tells, in a buffer's page.
 pub mod log_page {
     use super::*;
-    use crate::host::log_head::{LogHead, GENERATION_AT};
+    use crate::host::log_head::{LogHead, RedoPoint, GENERATION_AT, REDO_AT};
 
     /// Where the records begin.
     pub const RECORDS: usize = crate::host::redo::RECORDS;
@@ -154,15 +154,21 @@ pub mod log_page {
     ///
     /// # Safety
     /// The page is locked exclusively.
-    pub unsafe fn init(page: RawPage, head: &LogHead) {
+    pub unsafe fn init(page: RawPage, head: &LogHead, redo: RedoPoint) {
         page.init();
         // SAFETY: the head lies within the page.
-        unsafe { page.write(HOST_HEADER, &head.encode()) }
+        unsafe { page.write(HOST_HEADER, &head.encode(redo)) }
         page.set_used(RECORDS);
     }
 
     pub fn generation(page: RawPage) -> u64 {
         page.u64_at(GENERATION_AT)
+    }
+
+    /// Where redo would have begun when the page was.
+    pub fn redo_point(page: RawPage) -> RedoPoint {
+        // SAFETY: inside the page, which is pinned, or kept from being replaced.
+        unsafe { page.as_ptr().add(REDO_AT).cast::<RedoPoint>().read() }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::host::critical::Critical;
 use crate::host::latch::LwLatch;
 use crate::host::log_head::LogHead;
 use crate::host::pages::{zero_and_lock, Page, ReadBufferExtended, MAIN};
-use crate::host::{whereabouts, PgHost};
+use crate::host::{unwritten, whereabouts, PgHost};
 use crate::pg::{bindings, rmgr};
 use loosekv_engine::cpu::{Near, LINE};
 use loosekv_engine::error::{Error, Place, Result};
@@ -242,7 +242,7 @@ impl PgHost {
             let mut at = place.used;
             if !begun {
                 let head = LogHead { generation: place.generation, tail: tail as u16, seq: place.seq };
-                log_page::init(page, &head);
+                log_page::init(page, &head, if self.wal { unwritten::redo_point() } else { Default::default() });
                 at = log_page::RECORDS;
             }
             let first = at;

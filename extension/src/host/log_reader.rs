@@ -363,7 +363,7 @@ mod tests {
                     let bytes = &mut pages[(log.extent.start.0 + page) as usize - 1];
                     if !is_log_page(bytes, &log) {
                         let head = LogHead { generation: log.generation, tail: log.tail, seq: log.extent.seq };
-                        bytes.0[HOST_HEADER..log_page::RECORDS].copy_from_slice(&head.encode());
+                        bytes.0[HOST_HEADER..log_page::RECORDS].copy_from_slice(&head.encode(Default::default()));
                         bytes.set_used(log_page::RECORDS);
                     }
                     let used = bytes.used();

@@ -52,6 +52,7 @@ mod room;
 pub mod seen;
 mod side_file;
 pub mod standby;
+mod unwritten;
 pub mod verify;
 pub mod whereabouts;
 pub mod writers;
@@ -171,6 +172,10 @@ impl Host for PgHost {
     #[inline]
     fn hold_page(&self, page: pages::Page, spare: Option<pins::HeldPage>) -> pins::HeldPage {
         pins::HeldPage::keep(page, spare)
+    }
+
+    fn discard(&self, extents: &[Extent]) {
+        self.leave_unwritten(extents);
     }
 
     fn prefetch(&self, first: PageNo, pages: u32) {

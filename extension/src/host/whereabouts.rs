@@ -94,17 +94,27 @@ pub(super) fn was_there(was: bool) {
 /// Whether the page is in the buffer where it was found last. Where not, it may be in another.
 #[inline]
 pub(super) fn knows(tag: &pg_sys::BufferTag) -> bool {
-    let Some(global) = global::get() else { return false };
-    let buffer = global.whereabouts.entry(tag.rnode.relNode, tag.blockNum).load(Relaxed);
+    holder(tag).is_some()
+}
+
+/// The buffer where the page was found last, if it seems to be there still.
+pub(super) fn holder(tag: &pg_sys::BufferTag) -> Option<pg_sys::Buffer> {
+    let buffer = global::get()?.whereabouts.entry(tag.rnode.relNode, tag.blockNum).load(Relaxed);
     if buffer <= 0 {
-        return false;
+        return None;
     }
     // Nothing keeps the tag from being changed meanwhile: what is read may be wrong, and is believed for no more than a hint.
     // SAFETY: a buffer's number, so it has a descriptor.
     let there =
         unsafe { (&raw const (*pg_sys::BufferDescriptors.add(buffer as usize - 1)).bufferdesc.tag).read_volatile() };
-    let (a, b) = (there.rnode, tag.rnode);
-    there.blockNum == tag.blockNum && there.forkNum == tag.forkNum && a.relNode == b.relNode && a.dbNode == b.dbNode
+    same(&there, tag).then_some(buffer)
+}
+
+/// Whether these are one page's.
+pub(super) fn same(a: &pg_sys::BufferTag, b: &pg_sys::BufferTag) -> bool {
+    let (file, other) = (&a.rnode, &b.rnode);
+    let files = file.relNode == other.relNode && file.dbNode == other.dbNode && file.spcNode == other.spcNode;
+    files && a.blockNum == b.blockNum && a.forkNum == b.forkNum
 }
 
 /// Lets the processor fetch these places of the page, and what is looked at on the way to them, where it was last asked for. (What is

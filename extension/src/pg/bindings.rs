@@ -26,6 +26,8 @@ extern "C-unwind" {
     pub fn FileGetRawDesc(file: pg_sys::File) -> i32;
 
     pub fn RecoveryInProgress() -> bool;
+    pub fn GetRedoRecPtr() -> pg_sys::XLogRecPtr;
+    pub fn LockBufHdr(buffer: *mut pg_sys::BufferDesc) -> u32;
 
     // Not quiet (it may be out of memory): to be called inside a guard. Not in pgrx's bindings.
     pub fn ReadRecentBuffer(

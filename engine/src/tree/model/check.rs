@@ -56,7 +56,7 @@ pub(super) fn space(tree: &Tree<'_, TestHost>) {
 pub(super) fn space_at_rest(tree: &Tree<'_, TestHost>) {
     {
         let mut ledger = tree.shared().ledger.lock();
-        tree.shared().reap(&mut ledger, None);
+        tree.shared().reap(&mut ledger, None, |_| ());
         assert!(ledger.limbo.is_empty(), "waiting for nobody: {:?}", ledger.limbo);
     }
     assert!(tree.shared().versions.lock().retired.is_empty());

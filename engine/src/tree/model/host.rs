@@ -11,7 +11,7 @@ use crate::row_cache::testing::Own;
 use crate::row_cache::RowCache;
 use crate::run::testing::SideBytes;
 use crate::tree::Tree;
-use crate::types::{Fate, Head, L0Id, LogAddr, PageNo, Writer};
+use crate::types::{Extent, Fate, Head, L0Id, LogAddr, PageNo, Writer};
 use loosekv_shm::latch::ThreadLatch;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -104,6 +104,16 @@ impl Host for TestHost {
     }
     fn hold_page(&self, page: Owned<PageBuf>, _spare: Option<Owned<PageBuf>>) -> Owned<PageBuf> {
         page
+    }
+    /// They never came to the disk.
+    fn discard(&self, extents: &[Extent]) {
+        let mut world = self.world.borrow_mut();
+        let pages = extents.iter().flat_map(|extent| extent.start.0..extent.end().0);
+        pages.for_each(|page| {
+            if let Some(page) = world.disk.pages.get_mut(page as usize) {
+                page.0.fill(0xdd);
+            }
+        });
     }
     fn prefetch(&self, first: PageNo, pages: u32) {
         let mut world = self.world.borrow_mut();

@@ -533,22 +533,22 @@ fn extents_wait_for_readers_elsewhere() {
     take(&mut ledger);
     let wait = |extent| super::shared::Limbo { extent, owner: super::shared::Owner::Log(L0Id(99)) };
     ledger.limbo.push(wait(first));
-    run.shared.reap(&mut ledger, lagging(5, 7));
+    run.shared.reap(&mut ledger, lagging(5, 7), |_| ());
     assert_eq!((ledger.free.pages(), ledger.held.len()), (0, 1));
-    run.shared.reap(&mut ledger, lagging(7, 9));
+    run.shared.reap(&mut ledger, lagging(7, 9), |_| ());
     assert_eq!((ledger.free.pages(), ledger.held.len()), (0, 1), "a snapshot may still not see 7");
-    run.shared.reap(&mut ledger, lagging(8, 9));
+    run.shared.reap(&mut ledger, lagging(8, 9), |_| ());
     assert_eq!((ledger.free.pages(), ledger.held.len()), (10, 0));
     ledger.limbo.push(wait(second));
-    run.shared.reap(&mut ledger, lagging(8, 9));
-    run.shared.reap(&mut ledger, None);
+    run.shared.reap(&mut ledger, lagging(8, 9), |_| ());
+    run.shared.reap(&mut ledger, None, |_| ());
     assert_eq!((ledger.free.pages(), ledger.held.len()), (20, 0), "nobody reads elsewhere any more");
     let large = ledger.free.take(200).unwrap();
     ledger.limbo.push(wait(large));
-    run.shared.reap(&mut ledger, lagging(8, 9));
-    run.shared.reap(&mut ledger, lagging(9, 12));
+    run.shared.reap(&mut ledger, lagging(8, 9), |_| ());
+    run.shared.reap(&mut ledger, lagging(9, 12), |_| ());
     assert_eq!(ledger.held.len(), 1, "most of the store");
-    run.shared.reap(&mut ledger, lagging(10, 12));
+    run.shared.reap(&mut ledger, lagging(10, 12), |_| ());
     assert_eq!(ledger.held.len(), 0);
 }
 

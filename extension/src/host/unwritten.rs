@@ -1,0 +1,83 @@
+//! Pages that are free again stay unwritten, if they still are.
+//!
+//! A log page is wanted until its rows are in a run, and that is soon. Yet the next checkpoint, or whoever wants its buffer, would write
+//! it: in bytes another copy of each row. So where such a page is still in its buffer it is marked clean, and what the file has in
+//! its place is older, or zeros. That is as good as what it holds: nobody reads a free page, and who takes it begins it anew.
+//!
+//! After a crash redo must not meet a page that is older than its records expect. It begins where a checkpoint began, which has
+//! written what was changed before, but for pages that were marked clean until it came to them. A checkpoint that begins later does not
+//! matter, for nothing changes the page until it is begun anew. One that is going on began at the redo point of now, and redo from there
+//! does not need what the page held then:
+//!
+//! - A page of a run is logged as full images alone.
+//! - A log page that was begun after the redo point is begun anew by redo, too.
+//! - One that was changed last before it is not come by.
+//! - The others, begun before and changed after, are left as they are: with `full_page_writes` off they may have been changed without
+//!   an image.
+//!
+//! Should the flip get lost by which the page became free, then no checkpoint has ended that passed over the page: it would have
+//! written out the log up to itself.
+
+use crate::host::buffer::{log_page, RawPage};
+use crate::host::log_head::{self, RedoPoint};
+use crate::host::pages::MAIN;
+use crate::host::{whereabouts, PgHost};
+use crate::pg::bindings;
+use loosekv_engine::page::PageKind;
+use loosekv_engine::types::Extent;
+use pgrx::pg_sys;
+use std::sync::atomic::{AtomicU32, Ordering::Release};
+
+/// To be written, and what a checkpoint notes of that.
+const TO_WRITE: u32 = pg_sys::BM_DIRTY | pg_sys::BM_JUST_DIRTIED | pg_sys::BM_CHECKPOINT_NEEDED;
+
+/// Where redo would begin now.
+pub(super) fn redo_point() -> RedoPoint {
+    // SAFETY: it looks, under a spinlock.
+    log_head::redo_point(unsafe { bindings::GetRedoRecPtr() })
+}
+
+impl PgHost {
+    /// See [`loosekv_engine::host::Host::discard`].
+    pub(super) fn leave_unwritten(&self, extents: &[Extent]) {
+        // SAFETY: the relation is open; as in `redo_point`.
+        let (rnode, shared, redo) = unsafe {
+            let rel = self.rel();
+            ((*rel).rd_node, (*rel).rd_backend == pg_sys::InvalidBackendId, bindings::GetRedoRecPtr())
+        };
+        if !shared {
+            return;
+        }
+        for page in extents.iter().flat_map(|extent| extent.start.0..extent.end().0) {
+            let tag = pg_sys::BufferTag { rnode, forkNum: MAIN, blockNum: page };
+            if let Some(buffer) = whereabouts::holder(&tag) {
+                // SAFETY: the number of a buffer; nobody begins the page anew before the caller gives it away.
+                unsafe { leave(buffer, &tag, redo) };
+            }
+        }
+    }
+}
+
+/// Marks the buffer clean if it holds this page, and nobody is writing it.
+///
+/// # Safety
+/// The buffer is a shared one. Nobody changes the page meanwhile.
+unsafe fn leave(buffer: pg_sys::Buffer, tag: &pg_sys::BufferTag, redo: pg_sys::XLogRecPtr) {
+    // SAFETY: while the header is locked the buffer goes on to hold this page, and nobody begins to write it.
+    unsafe {
+        let desc = &raw mut (*pg_sys::BufferDescriptors.add(buffer as usize - 1)).bufferdesc;
+        let mut state = bindings::LockBufHdr(desc);
+        let is_dirty = state & pg_sys::BM_VALID != 0 && state & pg_sys::BM_DIRTY != 0;
+        let is_page = is_dirty && whereabouts::same(&(*desc).tag, tag);
+        if is_page && state & pg_sys::BM_IO_IN_PROGRESS == 0 && redo_passes_by(RawPage::of(buffer), redo) {
+            state &= !TO_WRITE;
+        }
+        // As the buffer manager does it.
+        AtomicU32::from_ptr(&raw mut (*desc).state.value).store(state & !pg_sys::BM_LOCKED, Release);
+    }
+}
+
+/// Whether redo from this point on would not miss what the page holds.
+fn redo_passes_by(page: RawPage, redo: pg_sys::XLogRecPtr) -> bool {
+    page.kind() != PageKind::Log as u8 || page.lsn() <= redo || log_page::redo_point(page) == log_head::redo_point(redo)
+}
