@@ -297,6 +297,26 @@ test_short_memory() {
     restart
 }
 
+# Garbage that writers are spared is merged away when nobody has written for a minute; the worker does not leave before.
+test_garbage_at_rest() {
+    local part runs
+    sql "CREATE TABLE dirty (k int PRIMARY KEY, v text) USING loosekv WITH (loosekv.memtable_size = '16MB', loosekv.fan_in = 8)" >/dev/null
+    setting loosekv.worker_naptime 50
+    for part in "1, 20000" "1, 3500" "3501, 7000"; do
+        sql "INSERT INTO dirty SELECT i, repeat(md5(i::text), 4) FROM generate_series($part) i
+            ON CONFLICT (k) DO UPDATE SET v = excluded.v" >/dev/null
+        sql "SELECT loosekv.flush('dirty')" >/dev/null
+    done
+    runs="SELECT runs FROM loosekv.table_stats('dirty')"
+    sleep 8
+    [ "$(sql "$runs")" = 3 ] || fail "there should be three runs"
+    until_true 90 "($runs) = 1"
+    expect_no_worker
+    sql "ALTER SYSTEM RESET loosekv.worker_naptime" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+    sql "DROP TABLE dirty" >/dev/null
+}
+
 # What stands at the end of an idle table's file moves down, and the file gets shorter.
 test_moved_end() {
     local before sum rows
@@ -662,7 +682,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon old_transactions resting_cursor waits many_tables short_memory idle_tail moved_end side_files begun_merge levels_meanwhile flush_in_merge restart kill)
+all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon old_transactions resting_cursor waits many_tables short_memory idle_tail garbage_at_rest moved_end side_files begun_merge levels_meanwhile flush_in_merge restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

@@ -165,6 +165,8 @@ impl Core {
     pub fn set_at_rest(&self, at_rest: bool, quiet: bool) {
         if let Ok(tree) = self.tree() {
             tree.shared().at_rest.store(at_rest, Ordering::Relaxed);
+            // Nothing logs what a merge writes here.
+            tree.shared().rested.store(at_rest, Ordering::Relaxed);
             tree.shared().tidy.store(quiet, Ordering::Relaxed);
         }
     }

@@ -496,14 +496,14 @@ impl<H: Host> Shared<H> {
         let effort = match force {
             true => Effort::All,
             false if self.tidy.load(Relaxed) => Effort::Tidy,
-            false if self.at_rest.load(Relaxed) => Effort::AtRest,
-            false => Effort::Writing,
+            false => Effort::Due,
         };
         let sought = if self.told.load(Relaxed) { self.sought.load(Relaxed) } else { 0 };
         let paid = sought.saturating_mul(H::A_RUN_MORE);
         let tidying = Tidying { ratio: H::TIDY_RATIO, paid };
         let (infos, options) = (infos(&view.runs, view.flushed, standing), self.options.get());
-        let due = pick(&infos, self.room(view, effort), &options, effort, tidying);
+        let room = self.room(view, !self.rested.load(Relaxed));
+        let due = pick(&infos, room, &options, effort, tidying);
         self.pick_for_room(view, || everything(&infos, &options), due)
     }
 }

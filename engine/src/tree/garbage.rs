@@ -3,7 +3,7 @@
 use crate::host::{Ended, Host, Standing};
 use crate::manifest::RunDesc;
 use crate::tree::compact::infos;
-use crate::tree::pick::{space, Effort};
+use crate::tree::pick::space;
 use crate::tree::shared::Shared;
 use crate::tree::version::SuperVersion;
 use crate::types::Writer;
@@ -36,11 +36,11 @@ impl Garbage {
 }
 
 impl<H: Host> Shared<H> {
-    /// How much garbage there is, and may be: more while rows are being written, for every merge is written, too.
-    pub(super) fn room(&self, view: &SuperVersion, effort: Effort) -> Room {
+    /// How much garbage there is, and may be: more as long as rows are `written`, for every merge is written, too.
+    pub(super) fn room(&self, view: &SuperVersion, written: bool) -> Room {
         let garbage = self.garbage(view);
         let factor = match garbage {
-            _ if effort != Effort::Writing => 1,
+            _ if !written => 1,
             Some(_) => H::GARBAGE_WHILE_WRITING,
             None => UNKNOWN_WHILE_WRITING,
         };
@@ -61,14 +61,25 @@ impl<H: Host> Shared<H> {
         (blind == 0).then(|| Garbage { dead: dead.min(rows), live: rows.saturating_sub(dead) })
     }
 
+    /// Whether a merge of everything will be due, for the garbage, once nothing has been written for long.
+    pub fn awaits_rest(&self) -> bool {
+        let view = self.current.pin::<H>();
+        !self.rested.load(Relaxed) && self.is_dirty(&view, self.room(&view, false))
+    }
+
+    /// Whether there is more garbage than this.
+    fn is_dirty(&self, view: &SuperVersion, room: Room) -> bool {
+        let nobody = Standing { oldest: Writer(0), ended: Ended::default() };
+        space(&infos(&view.runs, view.flushed, &nobody), room, &self.options.get()).is_some()
+    }
+
     /// By how much a merge of everything that is due, or goes on, is behind: so much more garbage there is than starts it, as a part of
     /// what is live. What earlier merges had to keep, for somebody may see it, does not count.
     pub fn garbage_beyond(&self) -> f64 {
         let view = self.current.pin::<H>();
         let Some(oldest) = view.runs.len().checked_sub(1) else { return 0.0 };
-        let room = self.room(&view, Effort::Writing);
-        let none = Standing { oldest: Writer(0), ended: Ended::default() };
-        let due = || space(&infos(&view.runs, view.flushed, &none), room, &self.options.get()).is_some();
+        let room = self.room(&view, true);
+        let due = || self.is_dirty(&view, room);
         let Some(garbage) = room.garbage.filter(|_| view.merge_of(oldest).is_some() || due()) else { return 0.0 };
         let kept = kept_by_merges(&view.runs);
         Garbage { dead: garbage.dead.saturating_sub(kept), ..garbage }.beyond(room.percent)

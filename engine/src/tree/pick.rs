@@ -42,9 +42,8 @@ pub struct RunInfo {
 /// How much work is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Rows are being written.
-    Writing,
-    AtRest,
+    /// What is due, whoever writes meanwhile.
+    Due,
     /// Nobody is going to write for a while, most likely: runs are tidied, whoever pays for it.
     Tidy,
     /// Everything is to become a single run.
@@ -387,8 +386,8 @@ mod tests {
     fn a_full_level_becomes_one_run_of_the_next() {
         let mut runs = vec![run(0, 1); 4];
         runs.push(run(1, 100));
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..4, 1));
-        assert_eq!(pick(&runs[1..], None, &options(), Effort::AtRest), None);
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), merge(0..4, 1));
+        assert_eq!(pick(&runs[1..], None, &options(), Effort::Due), None);
     }
 
     #[test]
@@ -396,7 +395,7 @@ mod tests {
         let cut = |level| RunInfo { cut: true, ..run(level, 1) };
         let mut runs = vec![run(0, 1); 4];
         runs.extend([cut(1), cut(1), cut(2), run(2, 1), run(2, 500)]);
-        for effort in [Effort::Writing, Effort::All] {
+        for effort in [Effort::Due, Effort::All] {
             assert_eq!(pick(&runs, None, &options(), effort), merge(0..4, 1), "nobody waits for it");
             assert_eq!(pick(&runs[1..], None, &options(), effort), merge(3..7, 2));
         }
@@ -406,14 +405,14 @@ mod tests {
     fn a_chain_moves_as_it_is() {
         let chained = |level| RunInfo { chained: true, ..run(level, 1) };
         let mut runs = vec![run(0, 1), chained(0), chained(0)];
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), None);
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), None);
         runs.push(chained(0));
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
         runs.push(run(1, 100));
-        assert_eq!(pick(&runs, None, &options(), Effort::Writing), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), Some(Pick::Move(Job { runs: 0..4, level: 1 })));
         assert_eq!(pick(&runs, None, &options(), Effort::All), merge(0..5, 1));
         runs[2].chained = false;
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..4, 1));
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), merge(0..4, 1));
     }
 
     #[test]
@@ -422,18 +421,18 @@ mod tests {
         let chained = RunInfo { chained: true, ..run(1, 1) };
         let mut runs = vec![run(1, 1)];
         runs.extend([chained; 30]);
-        assert_eq!(pick(&runs, None, &options, Effort::AtRest), None);
+        assert_eq!(pick(&runs, None, &options, Effort::Due), None);
         assert_eq!(pick(&runs, None, &options, Effort::Tidy), None);
         runs.push(chained);
-        assert_eq!(pick(&runs, None, &options, Effort::AtRest), merge(0..32, 2));
+        assert_eq!(pick(&runs, None, &options, Effort::Due), merge(0..32, 2));
         let mut beside = runs.split_off(12);
         beside[0].chained = false;
         beside[5].chained = false;
         runs.extend(beside);
         runs.truncate(25);
-        assert_eq!(pick(&runs, None, &options, Effort::AtRest), None);
+        assert_eq!(pick(&runs, None, &options, Effort::Due), None);
         runs[3].chained = false;
-        assert_eq!(pick(&runs, None, &options, Effort::AtRest), merge(0..25, 2));
+        assert_eq!(pick(&runs, None, &options, Effort::Due), merge(0..25, 2));
     }
 
     #[test]
@@ -441,13 +440,13 @@ mod tests {
         let mut runs = vec![run(0, 1); 4];
         runs.extend([run(1, 4); 3]);
         runs.push(run(2, 500));
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..7, 2));
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), merge(0..7, 2));
     }
 
     #[test]
     fn space_amplification_merges_everything() {
         let runs = [run(0, 90), run(1, 90), run(2, 50)];
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(0..3, 2));
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), merge(0..3, 2));
     }
 
     #[test]
@@ -456,23 +455,23 @@ mod tests {
         runs.push(run(1, 100));
         let pick = |runs: &[RunInfo], effort| pick(runs, None, &options(), effort);
         runs[0].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), merge(1..4, 1));
+        assert_eq!(pick(&runs, Effort::Due), merge(1..4, 1));
         assert_eq!(pick(&runs, Effort::All), merge(1..5, 1));
         runs[2].finished = false;
         let moved = |runs, level| Some(Pick::Move(Job { runs, level }));
-        assert_eq!(pick(&runs, Effort::AtRest), moved(3..4, 1));
+        assert_eq!(pick(&runs, Effort::Due), moved(3..4, 1));
         runs[1].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), moved(3..4, 1));
+        assert_eq!(pick(&runs, Effort::Due), moved(3..4, 1));
         assert_eq!(pick(&runs, Effort::All), merge(3..5, 1));
         runs[3].finished = false;
-        assert_eq!(pick(&runs, Effort::AtRest), merge(0..4, 1));
+        assert_eq!(pick(&runs, Effort::Due), merge(0..4, 1));
         runs[4].finished = false;
         runs[1].finished = true;
         assert_eq!(pick(&runs, Effort::All), merge(2..5, 1));
         runs[4].finished = true;
         // One writer does not hold up what is written after.
         (runs[0].finished, runs[1].finished, runs[2].finished) = (true, true, true);
-        assert_eq!(pick(&runs, Effort::AtRest), moved(3..4, 1));
+        assert_eq!(pick(&runs, Effort::Due), moved(3..4, 1));
         assert_eq!(pick(&runs, Effort::All), merge(0..3, 0), "no level above that of the older run");
         runs[3].level = 1;
         assert_eq!(pick(&runs, Effort::All), merge(0..3, 1));
@@ -482,30 +481,28 @@ mod tests {
         assert_eq!(pick(&runs[2..], Effort::All), None, "an older run may have the key");
         let deepest =
             [run(u8::MAX, 1), run(u8::MAX, 1), run(u8::MAX, 1), RunInfo { finished: false, ..run(u8::MAX, 1) }];
-        assert_eq!(pick(&deepest, Effort::AtRest), None);
+        assert_eq!(pick(&deepest, Effort::Due), None);
     }
 
     #[test]
     fn new_rows_are_no_garbage() {
         let runs = [run(0, 90), run(1, 90), run(2, 50)];
         let pick = |dead, effort| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), effort);
-        assert_eq!(pick(200, Effort::AtRest), None);
-        assert_eq!(pick(201, Effort::AtRest), merge(0..3, 2));
-        assert_eq!(pick(201, Effort::Writing), merge(0..3, 2));
+        assert_eq!(pick(200, Effort::Due), None);
+        assert_eq!(pick(201, Effort::Due), merge(0..3, 2));
     }
 
     #[test]
     fn a_merge_of_everything_goes_before_full_levels() {
         let mut runs = vec![run(0, 90); 4];
         runs.push(run(2, 50));
-        let pick = |dead| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), Effort::Writing);
+        let pick = |dead| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), Effort::Due);
         assert_eq!(pick(200), merge(0..4, 1));
         assert_eq!(pick(201), merge(0..5, 2));
-        assert_eq!(super::tests::pick(&runs, None, &options(), Effort::Writing), merge(0..4, 1), "nobody knows");
+        assert_eq!(super::tests::pick(&runs, None, &options(), Effort::Due), merge(0..4, 1), "nobody knows");
         runs.insert(4, RunInfo { finished: false, ..run(1, 90) });
-        let pick = |runs: &[RunInfo]| {
-            super::tests::pick(runs, Some(Garbage { dead: 900, live: 1 }), &options(), Effort::Writing)
-        };
+        let pick =
+            |runs: &[RunInfo]| super::tests::pick(runs, Some(Garbage { dead: 900, live: 1 }), &options(), Effort::Due);
         assert_eq!(pick(&runs), merge(0..4, 1), "it cannot be of everything");
     }
 
@@ -524,7 +521,7 @@ mod tests {
     #[test]
     fn what_cannot_be_dropped_is_not_merged_again_at_once() {
         let runs = [run(0, 5), run(0, 5), run(2, 500)];
-        assert_eq!(pick(&runs, Some(Garbage { dead: 900, live: 100 }), &options(), Effort::AtRest), None);
+        assert_eq!(pick(&runs, Some(Garbage { dead: 900, live: 100 }), &options(), Effort::Due), None);
     }
 
     #[test]
@@ -533,7 +530,7 @@ mod tests {
         let loaded = [run(0, 16 * MB), run(0, 16 * MB), run(1, 128 * MB), run(1, 128 * MB)];
         let loose = TreeOptions { fan_in: 8, space_percent: 10_000, ..options() };
         let pick = |runs: &[RunInfo], effort| pick(runs, None, &loose, effort);
-        assert_eq!(pick(&loaded, Effort::AtRest), None);
+        assert_eq!(pick(&loaded, Effort::Due), None);
         assert_eq!(pick(&loaded, Effort::Tidy), merge(0..3, 1));
         assert_eq!(pick(&[run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "it would need room for all of it");
         assert_eq!(pick(&[run(0, MB), run(1, 160 * MB), run(1, 128 * MB)], Effort::Tidy), None, "too little is new");
@@ -557,15 +554,15 @@ mod tests {
         let runs = [run(0, 2 * MB), run(0, 2 * MB), run(0, 12 * MB), run(1, 500 * MB)];
         // 4 MB that save scans one of three runs, or 16 MB that save two.
         let (one, two) = (3 * 4 * MB, 3 * 16 * MB / 2);
-        assert_eq!(pick(&runs, one - 1, Effort::Writing), None);
-        assert_eq!(pick(&runs, one, Effort::Writing), merge(0..2, 0));
-        assert_eq!(pick(&runs, two, Effort::AtRest), merge(0..3, 1));
-        assert_eq!(pick(&runs, u64::MAX, Effort::Writing), merge(0..3, 1), "the rest is too large, whoever pays");
+        assert_eq!(pick(&runs, one - 1, Effort::Due), None);
+        assert_eq!(pick(&runs, one, Effort::Due), merge(0..2, 0));
+        assert_eq!(pick(&runs, two, Effort::Due), merge(0..3, 1));
+        assert_eq!(pick(&runs, u64::MAX, Effort::Due), merge(0..3, 1), "the rest is too large, whoever pays");
         assert_eq!(pick(&runs, 0, Effort::Tidy), merge(0..3, 1));
         let alike = [run(1, 160 * MB), run(1, 128 * MB)];
-        assert_eq!(pick(&alike, 288 * MB, Effort::Writing), merge(0..2, 1), "all of them, if it is paid for");
+        assert_eq!(pick(&alike, 288 * MB, Effort::Due), merge(0..2, 1), "all of them, if it is paid for");
         let large = [run(1, 600 * MB), run(1, 600 * MB)];
-        assert_eq!(pick(&large, u64::MAX, Effort::Writing), None, "it would take long");
+        assert_eq!(pick(&large, u64::MAX, Effort::Due), None, "it would take long");
     }
 
     #[test]
@@ -581,27 +578,27 @@ mod tests {
         // New runs fill the first level by themselves.
         let mut runs = vec![of(0, 1); 7];
         runs.push(of(1, 5));
-        assert_eq!(super::pick(&runs, room(None, &loose), &loose, Effort::Writing, UNPAID), None);
+        assert_eq!(super::pick(&runs, room(None, &loose), &loose, Effort::Due, UNPAID), None);
     }
 
     #[test]
     fn tombstones_go_down() {
         let mut runs = vec![run(0, 10), run(1, 100), run(2, 1000)];
         runs[1].tombstones = 60;
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), merge(1..3, 2));
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), merge(1..3, 2));
         let alone = [RunInfo { tombstones: 60, ..run(2, 100) }];
-        assert_eq!(pick(&alone, None, &options(), Effort::AtRest), merge(0..1, 2));
+        assert_eq!(pick(&alone, None, &options(), Effort::Due), merge(0..1, 2));
     }
 
     #[test]
     fn old_tombstones_go_down() {
         let mut runs = vec![run(0, 10), run(1, 100), run(2, 1000)];
         (runs[1].tombstones, runs[1].age) = (1, 7);
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), None);
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), None);
         runs[1].age = 8;
-        assert_eq!(pick(&runs, None, &options(), Effort::Writing), merge(1..3, 2));
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), merge(1..3, 2));
         (runs[1].tombstones, runs[2].tombstones, runs[2].age) = (0, 1, 1000);
-        assert_eq!(pick(&runs, None, &options(), Effort::AtRest), None, "nothing is below it");
+        assert_eq!(pick(&runs, None, &options(), Effort::Due), None, "nothing is below it");
     }
 
     #[test]

@@ -79,8 +79,10 @@ pub struct Shared<H: Host> {
     pub cleaned: AtomicU64,
     /// Newest L0 id of which a tombstone's index entry was purged.
     pub purged: AtomicU64,
-    /// Nothing has been written for a while, says the host: merges need not hold back.
+    /// Nothing has been written for a while, says the host: the key index need not leave room to flushes.
     pub at_rest: AtomicBool,
+    /// Nothing has been for long: garbage is merged away that is put up with otherwise.
+    pub rested: AtomicBool,
     /// The host believes that nobody will write for a while.
     pub tidy: AtomicBool,
     /// How often scans have begun in a run since the last merge, beyond once each: what fewer runs would have spared them.
@@ -273,6 +275,7 @@ impl<H: Host> Shared<H> {
             cleaned: AtomicU64::new(u64::MAX),
             purged: AtomicU64::new(0),
             at_rest: AtomicBool::new(false),
+            rested: AtomicBool::new(false),
             tidy: AtomicBool::new(false),
             sought: AtomicU64::new(0),
             told: AtomicBool::new(false),

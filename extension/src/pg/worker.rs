@@ -43,6 +43,8 @@ const FREED_MEMORY: Duration = Duration::from_secs(10);
 
 /// A table to which nobody has written for so long is quiet.
 const QUIET: Duration = Duration::from_secs(3);
+/// And after so long a merge of all of it, which is logged as a whole, may be for less garbage than among writes.
+const RESTED: Duration = Duration::from_secs(60);
 
 /// How long DROP DATABASE waits for the worker, and how long between two looks.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -261,7 +263,7 @@ fn serve() {
         let nap = settings::worker_naptime();
         let rest = AGENDA.with_borrow(|agenda| agenda.wait(now));
         give_to_kernel(now);
-        let long = rest.is_none() && now.saturating_sub(worked) > nap * IDLE_NAPS;
+        let long = rest.is_none() && now.saturating_sub(worked) > nap * IDLE_NAPS && !awaits_rest();
         match global.workers.idle(seat, seen, long) {
             Idle::Asked => {}
             Idle::Left => return,
@@ -321,10 +323,12 @@ fn survey() {
         let mut known = 0;
         registry::each_tree(database, |table, tree, used| {
             known += 1;
-            let quiet = is_quiet(table, tree.counters.rows_written.load(Relaxed), now);
+            let unwritten = unwritten_for(table, tree.counters.rows_written.load(Relaxed), now);
+            let quiet = unwritten >= QUIET;
             // Use counts from the beginning of a statement, which may write for long.
             let idle = quiet && now_micros.abs_diff(used) > IDLE_TABLE;
-            let task = need::look(tree, &global.budgets, &standing, quiet, idle);
+            let calm = need::Calm { quiet, rested: unwritten >= RESTED, idle };
+            let task = need::look(tree, &global.budgets, &standing, calm);
             if let Some(task) = task {
                 agenda.note(table, task, now);
             }
@@ -351,14 +355,23 @@ fn forget_gone(known: usize) {
     });
 }
 
-/// Whether nothing was written to the table for a while.
-fn is_quiet(table: FileKey, written: u64, now: Duration) -> bool {
+/// Whether there will be something to do as soon as nobody has written to a table for long enough.
+fn awaits_rest() -> bool {
+    // SAFETY: set when the worker connected.
+    let database = unsafe { pg_sys::MyDatabaseId.to_u32() };
+    let mut awaits = false;
+    registry::each_tree(database, |_, tree, _| awaits |= tree.awaits_rest());
+    awaits
+}
+
+/// For how long nothing was written to the table.
+fn unwritten_for(table: FileKey, written: u64, now: Duration) -> Duration {
     WRITTEN.with_borrow_mut(|tables| {
         let (seen, since) = tables.entry(table).or_insert((written, now));
         if *seen != written {
             (*seen, *since) = (written, now);
         }
-        now.saturating_sub(*since) >= QUIET
+        now.saturating_sub(*since)
     })
 }
 

@@ -12,8 +12,20 @@ pub const WORTH_TRIMMING: u32 = 1024;
 /// A memtable smaller than this, in bytes of memory, may stay one for as long as it likes.
 const WORTH_SPILLING: usize = 256 << 10;
 
-/// The most pressing need of a table. `quiet`: nobody has written to it for a while. `idle`: nobody has used it for a while.
-pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, standing: &Standing, quiet: bool, idle: bool) -> Option<Task> {
+/// How long a table has been left alone.
+#[derive(Clone, Copy)]
+pub struct Calm {
+    /// Nobody has written to it for a while.
+    pub quiet: bool,
+    /// Nobody has for long.
+    pub rested: bool,
+    /// Nobody has used it for a while.
+    pub idle: bool,
+}
+
+/// The most pressing need of a table.
+pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, standing: &Standing, calm: Calm) -> Option<Task> {
+    let Calm { quiet, rested, idle } = calm;
     let view = tree.current.pin::<PgHost>();
     if !view.frozen.is_empty() {
         return Some(Task::Flush);
@@ -23,6 +35,7 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, standing: &Standing, quiet
         return Some(Task::Spill);
     }
     tree.at_rest.store(quiet, Relaxed);
+    tree.rested.store(rested, Relaxed);
     tree.tidy.store(is_scanned(tree, quiet) && quiet, Relaxed);
     if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);

@@ -404,6 +404,31 @@ pub(super) fn numbered(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|n| n.to_be_bytes().to_vec()).collect()
 }
 
+/// Garbage is merged away at once when it is twice what it may be, and when nobody has written for long if it is more than that.
+#[test]
+fn garbage_waits_for_a_long_rest() {
+    let run = calm();
+    let tree = run.tree();
+    run.shared.options.set(&TreeOptions { fan_in: 8, space_percent: 25, ..run.shared.options.get() });
+    let keys = numbered(100);
+    let written = |writer: u64, first: usize, count: usize| {
+        let rows: Vec<_> = keys[first..first + count].iter().map(|key| (key, Some([writer as u8; 300]))).collect();
+        run.flush(writer, &borrowed(&rows));
+    };
+    let merged = || tree.compact_one(false).unwrap();
+    written(1, 0, 100);
+    written(2, 0, 20);
+    written(3, 20, 20);
+    run.shared.at_rest.store(true, Relaxed);
+    assert!(!merged(), "it is 40 percent");
+    run.shared.rested.store(true, Relaxed);
+    assert!(merged() && tree.pin().runs.len() == 1);
+    run.shared.rested.store(false, Relaxed);
+    written(4, 0, 40);
+    written(5, 40, 30);
+    assert!(merged() && tree.pin().runs.len() == 1, "it is 70 percent");
+}
+
 /// A scan that takes its time keeps no memtables of its beginning in memory, and sees what its snapshot sees.
 #[test]
 fn a_scan_goes_on_with_the_current_superversion() {
