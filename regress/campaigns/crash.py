@@ -56,6 +56,42 @@ def crash_noticed(server):
     server.may_fall = True
 
 
+def slow_checkpoint(directory, servers):
+    """While a checkpoint is on its way to them log pages are changed, become free, are begun anew and free again, and none of it is logged
+    as an image: redo, which begins where that checkpoint did, comes by all of it."""
+    server = lib.Server(os.path.join(directory, "slow"), lib.BASE_PORT + 1)
+    servers.append(server)
+    server.create("full_page_writes = off", "checkpoint_timeout = '30s'", "max_wal_size = '4GB'", "shared_buffers = '128MB'",
+                  "bgwriter_lru_maxpages = 0", "loosekv.memtable_size = '256kB'", "autovacuum = off")
+    # It comes to the table that was made first, and then to the other.
+    server.sql("CREATE EXTENSION loosekv", "CREATE TABLE h (k int PRIMARY KEY, v text) WITH (fillfactor = 50)",
+               "INSERT INTO h SELECT i, repeat('v', 100) FROM generate_series(1, 300000) i",
+               "CREATE TABLE l (k uuid PRIMARY KEY, v text) USING loosekv")
+    scripts = {"l": "INSERT INTO l SELECT gen_random_uuid(), repeat('v', 200) FROM generate_series(1, 20);\n",
+               "h": "\\set k random(1, 300000)\nUPDATE h SET v = v WHERE k = :k;\n"}
+    load = []
+    for name, (clients, rate) in {"l": (4, 200), "h": (1, 2000)}.items():
+        path = os.path.join(directory, f"{name}.sql")
+        with open(path, "w") as file:
+            file.write(scripts[name])
+        command = ["pgbench", "-n", "-c", str(clients), "-R", str(rate), "-T", "120", "-f", path]
+        load.append(subprocess.Popen(command, env=server.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    time.sleep(1)
+    server.sql("CHECKPOINT")
+    time.sleep(3)
+    server.sql("SELECT pg_backup_start('a checkpoint that takes its time', false)")
+    before = int(server.sql("SELECT count(*) FROM l"))
+    server.kill_all()
+    for client in load:
+        client.wait(60)
+    server.start()
+    after, found = int(server.sql("SELECT count(*) FROM l")), server.sql("SELECT * FROM loosekv.check('l')")
+    if after < before or found:
+        raise lib.Failure(f"after a slow checkpoint: {after} of {before} rows and more, {found}")
+    server.stop()
+    return after
+
+
 def main(directory, servers):
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else (6 if lib.SHORT else 30)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
@@ -98,9 +134,10 @@ def main(directory, servers):
         if not lib.SHORT:
             print(f"  round {number}: {what}, {transactions} transactions", flush=True)
     crash_noticed(server)
+    slow = slow_checkpoint(directory, servers)
     rows = server.sql("SELECT (SELECT count(*) FROM l1) + (SELECT count(*) FROM l2) + (SELECT count(*) FROM l3)")
     kills = ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
-    return f"{rounds} rounds, {sum(done.values())} kills ({kills}), {transactions} transactions, {rows} rows, no difference"
+    return f"{rounds} rounds, {sum(done.values())} kills ({kills}), {transactions} transactions, {rows} rows; {slow} rows over a slow checkpoint; no difference"
 
 
 lib.run("crash", main)

@@ -17,6 +17,9 @@ BEGIN
     END LOOP;
     RETURN CASE WHEN more >= 50 THEN more END;
 END $$;
+-- That begins with the first checkpoint after the first flush.
+INSERT INTO t VALUES (0, '');
+SELECT loosekv.flush('t');
 CHECKPOINT;
 INSERT INTO t SELECT i, repeat(md5(i::text), 6) FROM generate_series(1, 10000) i;
 SELECT to_write() > 200 AS log;

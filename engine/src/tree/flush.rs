@@ -147,10 +147,10 @@ impl<H: Host> Tree<'_, H> {
             parts.frozen.retain(|g| g.table.generation() != generation);
             parts.flushed = generation;
             if !indexed {
-                // Also where the index covers no run at all: one that is coming into it is older than this one, which it would then cover.
-                self.shared.evictions.fetch_add(EVICTION, SeqCst);
                 // Entries of its keys, where older runs have them, or are just coming into the index, do not tell of it.
                 self.shared.strays.come(L0Id(generation.0 + 1));
+                // Also where the index covers no run at all: one that is coming into it is older than this one, which it would then cover.
+                self.shared.evictions.fetch_add(EVICTION, SeqCst);
                 parts.indexed_from = parts.indexed_from.max(L0Id(generation.0 + 1));
             }
             if let Some(run) = new_run {

@@ -92,6 +92,9 @@ pub struct Shared<H: Host> {
     pub told: AtomicBool,
     /// How many scans there had been when the host last saw rows being written.
     pub scans_while_written: AtomicU64,
+    /// How many rows had been written when the host last looked, and since when, by its clock, it is so many.
+    pub last_written: AtomicU64,
+    pub written_until: AtomicU64,
     /// Where scans need not look.
     pub barren: Barren<H::Latch>,
     pub next_row: AtomicU64,
@@ -280,6 +283,8 @@ impl<H: Host> Shared<H> {
             sought: AtomicU64::new(0),
             told: AtomicBool::new(false),
             scans_while_written: AtomicU64::new(0),
+            last_written: AtomicU64::new(u64::MAX),
+            written_until: AtomicU64::new(0),
             barren: Barren::new(),
             next_row: AtomicU64::new(next_row.0),
             last_writer: AtomicU64::new(last_writer.0),

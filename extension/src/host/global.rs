@@ -49,6 +49,8 @@ pub struct GlobalCounters {
     pub flushes: AtomicU64,
     /// When somebody last looked for memory in vain, in microseconds.
     pub wanted: AtomicU64,
+    /// The end of the WAL when the server first had pages that it need not write.
+    pub first_unwritten: AtomicU64,
     /// Processes that ended with something pinned.
     pub forced_unpins: AtomicU64,
 }

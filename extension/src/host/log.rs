@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub const TAILS: usize = 8;
 /// A tail's first extent of a generation, and its largest: small tables stay small, busy ones flip seldom.
 const FIRST_EXTENT: u32 = 8;
-const LARGEST_EXTENT: u32 = 64;
+pub(super) const LARGEST_EXTENT: u32 = 64;
 
 /// What all processes know of a table's tails.
 #[derive(Default)]
@@ -242,7 +242,8 @@ impl PgHost {
             let mut at = place.used;
             if !begun {
                 let head = LogHead { generation: place.generation, tail: tail as u16, seq: place.seq };
-                log_page::init(page, &head, if self.wal { unwritten::redo_point() } else { Default::default() });
+                let stamp = if self.wal { unwritten::stamp(page) } else { Default::default() };
+                log_page::init(page, &head, stamp);
                 at = log_page::RECORDS;
             }
             let first = at;

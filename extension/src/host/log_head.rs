@@ -1,5 +1,5 @@
 //! The head of a log page: the engine's, then the generation and tail that the records belong to, and where redo would have begun
-//! when the page was: its lowest bytes, 0 where that was not noted ([`super::unwritten`] wants to know whether it still would).
+//! when the page was: its lowest bytes, or 0 (see [`super::unwritten`]).
 //!
 //! ```text
 //!  24                    40           48     50     56

@@ -7,48 +7,61 @@
 //! After a crash redo must not meet a page that is older than its records expect. It begins where a checkpoint began, which has
 //! written what was changed before, but for pages that were marked clean until it came to them. A checkpoint that begins later does not
 //! matter, for nothing changes the page until it is begun anew. One that is going on began at the redo point of now, and redo from there
-//! does not need what the page held then:
+//! must not need what the page held. It does not where the page was changed last before that point, nor where the first thing
+//! that redo comes by begins it anew. It may have been begun more than once since, as another extent's, or have become a run's page and
+//! free again. So a log page is stamped with the redo point when it is begun, unless it was changed after that point in a life that began
+//! before: with `full_page_writes` off that may have been without an image. (A page that is not in the buffers then was written with what it
+//! held.) Where the stamp is the redo point of now the page is marked clean. Only log pages have stamps, and only they are; runs are
+//! written through a ring of buffers, and few of their pages are still to be written when they go.
 //!
-//! - A page of a run is logged as full images alone.
-//! - A log page that was begun after the redo point is begun anew by redo, too.
-//! - One that was changed last before it is not come by.
-//! - The others, begun before and changed after, are left as they are: with `full_page_writes` off they may have been changed without
-//!   an image.
-//!
-//! Should the flip get lost by which the page became free, then no checkpoint has ended that passed over the page: it would have
-//! written out the log up to itself.
+//! Should the flip get lost by which the page became free, then no checkpoint has ended that passed over the page: it would have written out
+//! the log up to itself. That does not hold of a restartpoint that a standby began before it was promoted. So until a checkpoint has begun
+//! since this server first had pages to leave, it leaves none.
 
 use crate::host::buffer::{log_page, RawPage};
+use crate::host::log::LARGEST_EXTENT;
 use crate::host::log_head::{self, RedoPoint};
 use crate::host::pages::MAIN;
-use crate::host::{whereabouts, PgHost};
+use crate::host::{global, whereabouts, PgHost};
 use crate::pg::bindings;
 use loosekv_engine::page::PageKind;
 use loosekv_engine::types::Extent;
 use pgrx::pg_sys;
-use std::sync::atomic::{AtomicU32, Ordering::Release};
+use std::sync::atomic::{
+    AtomicU32,
+    Ordering::{Relaxed, Release},
+};
 
 /// To be written, and what a checkpoint notes of that.
 const TO_WRITE: u32 = pg_sys::BM_DIRTY | pg_sys::BM_JUST_DIRTIED | pg_sys::BM_CHECKPOINT_NEEDED;
 
-/// Where redo would begin now.
-pub(super) fn redo_point() -> RedoPoint {
+/// The stamp of a log page that is begun in this buffer, of which nothing was overwritten yet. It is locked exclusively.
+pub(super) fn stamp(page: RawPage) -> RedoPoint {
     // SAFETY: it looks, under a spinlock.
-    log_head::redo_point(unsafe { bindings::GetRedoRecPtr() })
+    let redo = unsafe { bindings::GetRedoRecPtr() };
+    let stamp = log_head::redo_point(redo);
+    let is_stamped = page.kind() == PageKind::Log as u8 && log_page::redo_point(page) == stamp;
+    if page.is_new() || page.lsn() <= redo || is_stamped {
+        stamp
+    } else {
+        RedoPoint::default()
+    }
 }
 
 impl PgHost {
     /// See [`loosekv_engine::host::Host::discard`].
     pub(super) fn leave_unwritten(&self, extents: &[Extent]) {
-        // SAFETY: the relation is open; as in `redo_point`.
+        // SAFETY: the relation is open; the function looks, under a spinlock.
         let (rnode, shared, redo) = unsafe {
             let rel = self.rel();
             ((*rel).rd_node, (*rel).rd_backend == pg_sys::InvalidBackendId, bindings::GetRedoRecPtr())
         };
-        if !shared {
+        if !shared || !has_checkpoint_begun(redo) {
             return;
         }
-        for page in extents.iter().flat_map(|extent| extent.start.0..extent.end().0) {
+        // Extents of the log are no larger.
+        let of_log = extents.iter().filter(|extent| extent.pages <= LARGEST_EXTENT);
+        for page in of_log.flat_map(|extent| extent.start.0..extent.end().0) {
             let tag = pg_sys::BufferTag { rnode, forkNum: MAIN, blockNum: page };
             if let Some(buffer) = whereabouts::holder(&tag) {
                 // SAFETY: the number of a buffer; nobody begins the page anew before the caller gives it away.
@@ -56,6 +69,17 @@ impl PgHost {
             }
         }
     }
+}
+
+/// Whether a checkpoint has begun since this was first asked, by anybody since the server started.
+fn has_checkpoint_begun(redo: pg_sys::XLogRecPtr) -> bool {
+    let Some(global) = global::get() else { return false };
+    let asked = &global.counters.first_unwritten;
+    if asked.load(Relaxed) == 0 {
+        // SAFETY: it looks, under a spinlock.
+        let _ = asked.compare_exchange(0, unsafe { bindings::GetXLogInsertRecPtr() }, Relaxed, Relaxed);
+    }
+    redo >= asked.load(Relaxed)
 }
 
 /// Marks the buffer clean if it holds this page, and nobody is writing it.
@@ -79,5 +103,9 @@ unsafe fn leave(buffer: pg_sys::Buffer, tag: &pg_sys::BufferTag, redo: pg_sys::X
 
 /// Whether redo from this point on would not miss what the page holds.
 fn redo_passes_by(page: RawPage, redo: pg_sys::XLogRecPtr) -> bool {
-    page.kind() != PageKind::Log as u8 || page.lsn() <= redo || log_page::redo_point(page) == log_head::redo_point(redo)
+    // A redo point that this process does not know of yet is behind all that it has logged.
+    // SAFETY: this process's own.
+    let is_known = page.lsn() <= unsafe { pg_sys::ProcLastRecPtr };
+    let is_log = page.kind() == PageKind::Log as u8;
+    is_log && is_known && (page.lsn() <= redo || log_page::redo_point(page) == log_head::redo_point(redo))
 }

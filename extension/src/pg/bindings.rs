@@ -27,6 +27,7 @@ extern "C-unwind" {
 
     pub fn RecoveryInProgress() -> bool;
     pub fn GetRedoRecPtr() -> pg_sys::XLogRecPtr;
+    pub fn GetXLogInsertRecPtr() -> pg_sys::XLogRecPtr;
     pub fn LockBufHdr(buffer: *mut pg_sys::BufferDesc) -> u32;
 
     // Not quiet (it may be out of memory): to be called inside a guard. Not in pgrx's bindings.

@@ -14,17 +14,17 @@ use super::main_locks::MainLock;
 use super::worker_piece;
 pub use super::worker_piece::between_pages;
 use crate::host::process_local::{later, Later, ProcessLocal, WithBorrow};
-use crate::host::{global, interrupt, registry, writers};
+use crate::host::{global, interrupt, registry, writers, PgHost};
 use crate::settings;
 use crate::work::agenda::{Agenda, Task};
 use crate::work::claims::{Idle, Seat};
 use crate::work::{memory, need};
+use loosekv_engine::tree::Shared;
 use loosekv_shm::vacant;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use registry::FileKey;
 use std::cell::{Cell, LazyCell};
-use std::collections::HashMap;
 use std::ffi::{c_char, CStr};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ const FREED_MEMORY: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(3);
 /// And after so long a merge of all of it, which is logged as a whole, may be for less garbage than among writes.
 const RESTED: Duration = Duration::from_secs(60);
+/// Such a merge is not waited for any longer without anything to do: somebody writes now and then.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// How long DROP DATABASE waits for the worker, and how long between two looks.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,8 +56,6 @@ const LEAVE_NAP: Duration = Duration::from_millis(5);
 static SEAT: ProcessLocal<Cell<Option<Seat>>> = ProcessLocal::new(Cell::new(None));
 /// What is to be done. Not borrowed while a piece is being done.
 pub(super) static AGENDA: Later<Agenda<FileKey>> = later();
-/// For each table how many rows had been written to it, and since when it is so many.
-static WRITTEN: Later<HashMap<FileKey, (u64, Duration)>> = later();
 static STARTED: ProcessLocal<LazyCell<Instant>> = ProcessLocal::new(LazyCell::new(Instant::now));
 
 mod raw {
@@ -263,7 +263,8 @@ fn serve() {
         let nap = settings::worker_naptime();
         let rest = AGENDA.with_borrow(|agenda| agenda.wait(now));
         give_to_kernel(now);
-        let long = rest.is_none() && now.saturating_sub(worked) > nap * IDLE_NAPS && !awaits_rest();
+        let unused = if rest.is_none() { now.saturating_sub(worked) } else { Duration::ZERO };
+        let long = unused > nap * IDLE_NAPS && (unused > LONGEST_WAIT || !awaits_rest());
         match global.workers.idle(seat, seen, long) {
             Idle::Asked => {}
             Idle::Left => return,
@@ -323,7 +324,7 @@ fn survey() {
         let mut known = 0;
         registry::each_tree(database, |table, tree, used| {
             known += 1;
-            let unwritten = unwritten_for(table, tree.counters.rows_written.load(Relaxed), now);
+            let unwritten = unwritten_for(tree, now_micros);
             let quiet = unwritten >= QUIET;
             // Use counts from the beginning of a statement, which may write for long.
             let idle = quiet && now_micros.abs_diff(used) > IDLE_TABLE;
@@ -342,16 +343,6 @@ fn survey() {
             agenda.note(table, Task::Spill, now);
         }
         agenda.end_round();
-        forget_gone(known);
-    });
-}
-
-/// Dropped tables are not to pile up.
-fn forget_gone(known: usize) {
-    WRITTEN.with_borrow_mut(|tables| {
-        if tables.len() > 2 * known + 64 {
-            tables.clear();
-        }
     });
 }
 
@@ -364,15 +355,13 @@ fn awaits_rest() -> bool {
     awaits
 }
 
-/// For how long nothing was written to the table.
-fn unwritten_for(table: FileKey, written: u64, now: Duration) -> Duration {
-    WRITTEN.with_borrow_mut(|tables| {
-        let (seen, since) = tables.entry(table).or_insert((written, now));
-        if *seen != written {
-            (*seen, *since) = (written, now);
-        }
-        now.saturating_sub(*since)
-    })
+/// For how long nothing was written to the table, as far as workers have looked.
+fn unwritten_for(tree: &Shared<PgHost>, now: u64) -> Duration {
+    let written = tree.counters.rows_written.load(Relaxed);
+    if tree.last_written.swap(written, Relaxed) != written {
+        tree.written_until.store(now, Relaxed);
+    }
+    Duration::from_micros(now.saturating_sub(tree.written_until.load(Relaxed)))
 }
 
 fn wait(time: Duration) {

@@ -26,6 +26,9 @@ pub struct Calm {
 /// The most pressing need of a table.
 pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, standing: &Standing, calm: Calm) -> Option<Task> {
     let Calm { quiet, rested, idle } = calm;
+    tree.at_rest.store(quiet, Relaxed);
+    tree.rested.store(rested, Relaxed);
+    tree.tidy.store(is_scanned(tree, quiet) && quiet, Relaxed);
     let view = tree.current.pin::<PgHost>();
     if !view.frozen.is_empty() {
         return Some(Task::Flush);
@@ -34,9 +37,6 @@ pub fn look(tree: &Shared<PgHost>, budgets: &Budgets, standing: &Standing, calm:
     if quiet && filling(tree) >= WORTH_SPILLING {
         return Some(Task::Spill);
     }
-    tree.at_rest.store(quiet, Relaxed);
-    tree.rested.store(rested, Relaxed);
-    tree.tidy.store(is_scanned(tree, quiet) && quiet, Relaxed);
     if tree.run_to_index(&view, &budgets.key_index).is_some() {
         return Some(Task::Index);
     }
