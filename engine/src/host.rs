@@ -85,7 +85,7 @@ pub trait Host: Sized + 'static {
     }
     /// Makes a page one that may be kept; `spare` is one that is kept no longer. (Where pins must not outlive a call: a copy.)
     fn hold_page(&self, page: Self::Page, spare: Option<Self::Held>) -> Self::Held;
-    /// Nobody looks at these pages any more until they are written anew: what they hold need not come to the disk. A hint.
+    /// Nobody looks at these pages of the log any more until they are written anew: what they hold need not come to the disk. A hint.
     fn discard(&self, _extents: &[Extent]) {}
     /// These pages, side by side, will be read soon. A hint.
     fn prefetch(&self, _first: PageNo, _pages: u32) {}

@@ -364,9 +364,12 @@ impl<H: Host> Shared<H> {
 
     /// Frees the superversions that nobody has pinned, and moves what only they named from limbo to the free space: now, or
     /// when the readers elsewhere, too, are those of a later manifest. However much that is: as with heap, whoever reads for long
-    /// makes the store grow. `discard`: is told what becomes free, before others may write there.
+    /// makes the store grow. `discard`: is told which pages of the log nobody reads here any more, before others may write there.
     pub fn reap(&self, ledger: &mut Ledger, lagging: Option<Lagging>, discard: impl FnOnce(&[Extent])) {
-        let mut unnamed = self.unnamed(ledger);
+        let gone = self.unnamed(ledger);
+        let of_log = gone.iter().filter(|limbo| matches!(limbo.owner, Owner::Log(_)));
+        discard(&of_log.map(|limbo| limbo.extent).collect::<Vec<_>>());
+        let mut unnamed: Vec<Extent> = gone.iter().map(|limbo| limbo.extent).collect();
         let lagging = lagging.filter(|_| scope::with(|| ledger.held.try_reserve(unnamed.len())).is_ok());
         match lagging {
             Some(lagging) => {
@@ -383,13 +386,12 @@ impl<H: Host> Shared<H> {
         }
         if !unnamed.is_empty() {
             ledger.freed = ledger.manifest.version;
-            discard(&unnamed);
         }
         scope::with(|| unnamed.into_iter().for_each(|extent| ledger.free.give(extent)));
     }
 
     /// Frees the superversions that nobody has pinned, and takes what only they named out of limbo.
-    pub fn unnamed(&self, ledger: &mut Ledger) -> Vec<Extent> {
+    pub fn unnamed(&self, ledger: &mut Ledger) -> Vec<Limbo> {
         let mut versions = self.versions.lock();
         let mut gone = Vec::new();
         scope::with(|| {
@@ -429,7 +431,7 @@ impl<H: Host> Shared<H> {
         ledger.limbo.retain(|waiting| {
             let named = named(waiting.owner);
             if !named {
-                unnamed.push(waiting.extent);
+                unnamed.push(*waiting);
             }
             named
         });

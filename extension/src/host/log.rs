@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub const TAILS: usize = 8;
 /// A tail's first extent of a generation, and its largest: small tables stay small, busy ones flip seldom.
 const FIRST_EXTENT: u32 = 8;
-pub(super) const LARGEST_EXTENT: u32 = 64;
+const LARGEST_EXTENT: u32 = 64;
 
 /// What all processes know of a table's tails.
 #[derive(Default)]

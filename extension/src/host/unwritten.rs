@@ -19,7 +19,6 @@
 //! since this server first had pages to leave, it leaves none.
 
 use crate::host::buffer::{log_page, RawPage};
-use crate::host::log::LARGEST_EXTENT;
 use crate::host::log_head::{self, RedoPoint};
 use crate::host::pages::MAIN;
 use crate::host::{global, whereabouts, PgHost};
@@ -59,9 +58,7 @@ impl PgHost {
         if !shared || !has_checkpoint_begun(redo) {
             return;
         }
-        // Extents of the log are no larger.
-        let of_log = extents.iter().filter(|extent| extent.pages <= LARGEST_EXTENT);
-        for page in of_log.flat_map(|extent| extent.start.0..extent.end().0) {
+        for page in extents.iter().flat_map(|extent| extent.start.0..extent.end().0) {
             let tag = pg_sys::BufferTag { rnode, forkNum: MAIN, blockNum: page };
             if let Some(buffer) = whereabouts::holder(&tag) {
                 // SAFETY: the number of a buffer; nobody begins the page anew before the caller gives it away.
