@@ -487,9 +487,9 @@ mod tests {
     #[test]
     fn new_rows_are_no_garbage() {
         let runs = [run(0, 90), run(1, 90), run(2, 50)];
-        let pick = |dead, effort| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), effort);
-        assert_eq!(pick(200, Effort::Due), None);
-        assert_eq!(pick(201, Effort::Due), merge(0..3, 2));
+        let pick = |dead| pick(&runs, Some(Garbage { dead, live: 100 }), &options(), Effort::Due);
+        assert_eq!(pick(200), None);
+        assert_eq!(pick(201), merge(0..3, 2));
     }
 
     #[test]
