@@ -37,7 +37,7 @@ const ALONE: i32 = pg_sys::AccessExclusiveLock as i32;
 const PROBE: i32 = pg_sys::RowShareLock as i32;
 /// Between two looks, during a merge, whether somebody waits for the table, and other tables have something to flush.
 const LOOK: Duration = Duration::from_millis(20);
-/// Pages between two looks at the clock, of which there are some for each key that a merge removes.
+/// Most pages between two looks at the clock, of which there are some for each key that a merge removes. Fewer where pages are slow.
 const PAGES_A_CLOCK: u32 = 16;
 /// The same failure of the same table is logged again after this time.
 const LOG_AGAIN: Duration = Duration::from_secs(3600);
@@ -52,10 +52,33 @@ struct Current {
     table: FileKey,
     relid: Oid,
     looked: Duration,
-    /// Pages since the last look at the clock.
+    /// The last look at the clock, and how many pages were to come until the next, of which so many still are.
+    clock: Duration,
+    stride: u32,
     pages: u32,
     /// Somebody waits for the table.
     gives_way: bool,
+}
+
+impl Current {
+    fn begin(table: FileKey, relid: Oid) -> Current {
+        let now = worker::elapsed();
+        Current { table, relid, looked: now, clock: now, stride: 1, pages: 1, gives_way: false }
+    }
+
+    /// One page more. Whether it is time to look around.
+    fn count_page(&mut self) -> bool {
+        self.pages -= 1;
+        if self.pages > 0 {
+            return false;
+        }
+        let now = worker::elapsed();
+        self.stride =
+            if now > self.clock + LOOK { self.stride.div_ceil(2) } else { PAGES_A_CLOCK.min(self.stride * 2) };
+        self.pages = self.stride;
+        self.clock = now;
+        now >= self.looked + LOOK
+    }
 }
 
 static CURRENT: ProcessLocal<Cell<Option<Current>>> = ProcessLocal::new(Cell::new(None));
@@ -221,8 +244,7 @@ fn work_on(table: FileKey, task: Task) -> Ended {
     // Looking at the catalog has left a snapshot behind, and vacuum would have to heed it.
     forget_snapshot();
     if !matches!(task, Task::Flush | Task::Trim) {
-        let looked = worker::elapsed();
-        CURRENT.set(Some(Current { table, relid: locked.relid, looked, pages: 0, gives_way: false }));
+        CURRENT.set(Some(Current::begin(table, locked.relid)));
     }
     match with_table(&locked, task, &name) {
         Ok(Some(done)) => Ended::Well(done),
@@ -306,16 +328,16 @@ pub fn between_pages() -> Result<()> {
     }
 }
 
-fn look_around(current: Current) -> Result<()> {
-    let pages = (current.pages + 1) % PAGES_A_CLOCK;
-    if pages > 0 || worker::elapsed() < current.looked + LOOK {
-        CURRENT.set(Some(Current { pages, ..current }));
+fn look_around(mut current: Current) -> Result<()> {
+    if !current.count_page() {
+        CURRENT.set(Some(current));
         return Ok(());
     }
     // Looking may take locks and read pages, and is not to look around itself.
     CURRENT.set(None);
     let gives_way = worker::is_stopped() || somebody_waits(current.relid) || !flush_others(current.table)?;
-    CURRENT.set(Some(Current { looked: worker::elapsed(), pages, gives_way, ..current }));
+    let now = worker::elapsed();
+    CURRENT.set(Some(Current { looked: now, clock: now, gives_way, ..current }));
     if gives_way {
         return Err(Error::Unavailable("the background worker gives way".into()));
     }
