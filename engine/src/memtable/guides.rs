@@ -171,13 +171,13 @@ impl Guides {
         Some(path)
     }
 
-    /// As [`SkipList::seek`]. `None`: search from the head.
-    pub(super) fn seek(&self, list: &SkipList, want: &Want<'_>) -> Option<(u32, u32)> {
+    /// As [`SkipList::seek_on`], on one of the levels that have slots. `None`: search from the head.
+    pub(super) fn seek_on(&self, list: &SkipList, level: usize, want: &Want<'_>) -> Option<(u32, u32)> {
         let block = self.block()?;
-        let slot = self.slot_of(list, block, want.key());
-        let near = self.near(list, block, 0, slot)?;
+        let slot = self.slot_of(list, block, want.key()) >> level;
+        let near = self.near(list, block, level, slot)?;
         // SAFETY: as in `path`.
-        unsafe { self.walk(list, block, (0, slot), near, want) }
+        unsafe { self.walk(list, block, (level, slot), near, want) }
     }
 
     /// A node in this slot, or in one of those before it; the head, if these are all there are.

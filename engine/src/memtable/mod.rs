@@ -20,6 +20,7 @@
 //! ids (replay); it is for the caller to see that row-id order is version order (I2), by latching keys.
 
 mod arena;
+mod back;
 mod guides;
 mod in_order;
 mod key_trie;
@@ -442,7 +443,12 @@ impl Memtable {
 
     /// The last node before the place (or the head), and the first one that is not (or 0).
     fn seek(&self, want: &Want<'_>) -> (u32, u32) {
-        self.guides.seek(&self.list, want).unwrap_or_else(|| self.list.seek(want))
+        self.seek_on(0, want)
+    }
+
+    /// As [`Memtable::seek`], among the nodes that stand on a level.
+    fn seek_on(&self, level: usize, want: &Want<'_>) -> (u32, u32) {
+        self.guides.seek_on(&self.list, level, want).unwrap_or_else(|| self.list.seek_on(level, want))
     }
 
     fn at(&self, offset: u32) -> Option<NodeRef<'_>> {
@@ -592,11 +598,6 @@ impl<'a> NodeRef<'a> {
             }
         }
         self.table.upper_bound(self.key())
-    }
-
-    /// The newest version of the key before.
-    pub fn previous_key(&self) -> Option<NodeRef<'a>> {
-        self.table.last_before(self.key())
     }
 }
 

@@ -294,7 +294,10 @@ impl Node {
         // SAFETY: the caller's promise.
         let (key, row) = unsafe { (self.key(), self.row()) };
         // The first two words are equal, but one key may end in them: lengths decide then, as they do for whole keys.
-        let rest = key.get(2 * WORD..).unwrap_or_default().cmp(want.key.get(2 * WORD..).unwrap_or_default());
+        let rest = match (key.get(2 * WORD..), want.key.get(2 * WORD..)) {
+            (Some(rest), Some(wanted)) => rest.cmp(wanted),
+            _ => Cmp::Equal,
+        };
         match rest.then(key.len().cmp(&want.key.len())) {
             Cmp::Less => true,
             Cmp::Greater => false,

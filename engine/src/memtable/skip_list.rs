@@ -161,12 +161,13 @@ impl SkipList {
         }
     }
 
-    /// The last node before the place (or the head) and the first one that is not (or 0), at one moment neighbours.
-    pub(super) fn seek(&self, want: &Want<'_>) -> (u32, u32) {
+    /// Of the nodes that stand on a level, the last one before the place (or the head) and the first one that is not (or 0), at one
+    /// moment neighbours.
+    pub(super) fn seek_on(&self, level: usize, want: &Want<'_>) -> (u32, u32) {
         let mut before = self.head;
         // Where the level above stopped: no need to compare with that node again.
         let mut after = 0;
-        for level in (0..self.levels()).rev() {
+        for level in (level..self.levels()).rev() {
             // SAFETY: `before` was reached on a higher level, or is the head.
             (before, after) = unsafe { self.along(level, before, after, want) };
         }
@@ -178,7 +179,7 @@ impl SkipList {
         Path { before: [self.head; MAX_HEIGHT], after: [0; MAX_HEIGHT], levels: 0, slot: None }
     }
 
-    /// As [`SkipList::seek`], with the neighbours on all levels.
+    /// As [`SkipList::seek_on`], with the neighbours on all levels.
     pub(super) fn path(&self, want: &Want<'_>) -> Path {
         // Levels not in use yet begin and end at the head.
         let mut path = Path { levels: MAX_HEIGHT, ..self.empty_path() };

@@ -1,6 +1,7 @@
 //! The memtable against a model, alone and with several threads.
 
 use super::arena::test_heap::TestHeap;
+use super::back::MOST_BACK;
 use super::*;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -114,14 +115,21 @@ fn check_all(table: &Memtable, model: &Model) {
         node = n.next_key();
     }
     assert!(forward.iter().eq(keys.iter().copied()));
-    let mut node = table.last();
-    for key in keys.iter().rev() {
-        let n = node.expect("as many keys as in the model");
-        assert_eq!(n.key(), key.as_slice());
-        assert_eq!(Some(n.id()), table.newest(key).map(|n| n.id()));
-        node = n.previous_key();
+    for level in 0..=MOST_BACK + 1 {
+        let mut node = table.last();
+        let mut back = Vec::new();
+        for key in keys.iter().rev() {
+            let n = node.expect("as many keys as in the model");
+            assert_eq!(n.key(), key.as_slice());
+            assert_eq!(Some(n.id()), table.newest(key).map(|n| n.id()));
+            if back.is_empty() {
+                table.some_before(key, level, &mut back);
+            }
+            // SAFETY: of this memtable.
+            node = back.pop().map(|id| unsafe { table.resume(id) });
+        }
+        assert!(node.is_none());
     }
-    assert!(node.is_none());
 }
 
 fn check_place(table: &Memtable, model: &Model, key: &[u8]) {
@@ -491,8 +499,8 @@ fn guides_lead_to_the_same_places() {
             for n in 0..rows {
                 let key = key(&mut rng, n % 3 * (rows / 2) + n);
                 for want in [Want::before(&key), Want::after(&key)] {
-                    let found = table.guides.seek(&table.list, &want);
-                    assert!(found.is_none_or(|found| found == table.list.seek(&want)));
+                    let found = table.guides.seek_on(&table.list, 0, &want);
+                    assert!(found.is_none_or(|found| found == table.list.seek_on(0, &want)));
                     guided += u64::from(found.is_some());
                 }
             }

@@ -10,7 +10,7 @@
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::manifest::RunDesc;
-use crate::memtable::{NodeId, NodeRef};
+use crate::memtable::{Memtable, NodeId, NodeRef};
 use crate::mutation::{on, Mutation::I15BackwardOldest};
 use crate::run::{Cut, RunCursor};
 use crate::tree::ahead::Lane;
@@ -26,9 +26,18 @@ use std::ops::{Bound, Range};
 /// Where one source stands.
 pub(super) enum Source<H: Host> {
     /// In the memtable of this place among `SuperVersion::memtables`.
-    Memtable { at: usize, node: Option<NodeId> },
+    Memtable { at: usize, node: Option<NodeId>, back: Back },
     /// In the run of this place among `SuperVersion::runs`.
     Run { at: usize, cursor: Box<RunCursor<H::Held>>, waits: Waits },
+}
+
+/// What a walk backwards in a memtable comes to next.
+#[derive(Default)]
+pub(super) struct Back {
+    /// The nearest last.
+    found: Vec<NodeId>,
+    /// From a higher level each time: a scan that goes on, goes on for long.
+    level: usize,
 }
 
 /// A run that waits stands before its first key in this direction.
@@ -68,7 +77,7 @@ impl<H: Host> Sources<H> {
         direction: Direction,
     ) -> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
-        let tables = (0..count).map(|at| Source::Memtable { at, node: None });
+        let tables = (0..count).map(|at| Source::Memtable { at, node: None, back: Back::default() });
         let words = Words::of_runs(view, runs.clone());
         let walks = runs.clone().count();
         let cursors = runs.map(|at| {
@@ -185,7 +194,7 @@ impl<H: Host> Sources<H> {
     #[inline]
     pub fn with_head<R>(&self, view: &SuperVersion, see: impl FnOnce(&Head, &Hint<'_>) -> R) -> Option<R> {
         match self.top()? {
-            Source::Memtable { at, node } => {
+            Source::Memtable { at, node, .. } => {
                 let node = node_at(memtable(view, *at)?, (*node)?);
                 Some(see(&node.head(), &Hint::of_node(&node)))
             }
@@ -205,7 +214,7 @@ impl<H: Host> Sources<H> {
     /// Copies the version on top.
     pub fn copy(&self, tree: &Tree<'_, H>, view: &SuperVersion, out: &mut RowBuf) -> Result<()> {
         match self.top() {
-            Some(Source::Memtable { at, node: Some(node) }) => match memtable(view, *at) {
+            Some(Source::Memtable { at, node: Some(node), .. }) => match memtable(view, *at) {
                 Some(generation) => tree.copy_logged(generation, &node_at(generation, *node), out),
                 None => Ok(()),
             },
@@ -397,6 +406,17 @@ fn first_key(run: &RunDesc, direction: Direction) -> &[u8] {
     }
 }
 
+impl Back {
+    /// The newest version of the key before this one.
+    fn step(&mut self, table: &Memtable, key: &[u8]) -> Option<NodeId> {
+        if self.found.is_empty() {
+            self.level += 1;
+            table.some_before(key, self.level, &mut self.found);
+        }
+        self.found.pop()
+    }
+}
+
 impl<H: Host> Source<H> {
     /// Place of the run, if it is one.
     fn run(&self) -> Option<usize> {
@@ -410,7 +430,7 @@ impl<H: Host> Source<H> {
     #[inline]
     pub(super) fn key<'a>(&'a self, view: &'a SuperVersion) -> Option<&'a [u8]> {
         match self {
-            Source::Memtable { at, node } => Some(node_at(memtable(view, *at)?, (*node)?).key()),
+            Source::Memtable { at, node, .. } => Some(node_at(memtable(view, *at)?, (*node)?).key()),
             Source::Run { at, waits: Some(direction), .. } => Some(first_key(view.runs.get(*at)?, *direction)),
             Source::Run { cursor, .. } => cursor.valid().then(|| cursor.key()),
         }
@@ -424,9 +444,11 @@ impl<H: Host> Source<H> {
         direction: Direction,
     ) -> Result<()> {
         match self {
-            Source::Memtable { at, node } => {
+            Source::Memtable { at, node, back } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(()) };
                 let table = &generation.table;
+                back.found.clear();
+                back.level = 0;
                 let found = match (direction, from) {
                     (Direction::Forward, Bound::Unbounded) => table.first(),
                     (Direction::Forward, Bound::Included(key)) => table.lower_bound(key),
@@ -490,21 +512,16 @@ impl<H: Host> Source<H> {
     fn advance(&mut self, tree: &Tree<'_, H>, view: &SuperVersion, direction: Direction) -> Result<()> {
         self.open(tree, view)?;
         match self {
-            Source::Memtable { at, node } => {
+            Source::Memtable { at, node, back } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(()) };
                 let Some(from) = node.map(|id| node_at(generation, id)) else { return Ok(()) };
-                let next = match direction {
-                    Direction::Forward => from.next_key(),
-                    Direction::Backward if on(I15BackwardOldest) => {
-                        let mut oldest = generation.table.last_before(from.key());
-                        while let Some(older) = oldest.and_then(|n| n.older()) {
-                            oldest = Some(older);
-                        }
-                        oldest
-                    }
-                    Direction::Backward => generation.table.last_before(from.key()),
+                *node = match direction {
+                    Direction::Forward => from.next_key().map(|n| n.id()),
+                    Direction::Backward => back.step(&generation.table, from.key()),
                 };
-                *node = next.map(|n| n.id());
+                if direction == Direction::Backward && on(I15BackwardOldest) {
+                    while self.older(tree, view)? {}
+                }
             }
             Source::Run { at, cursor, .. } => {
                 let Some(desc) = view.runs.get(*at) else { return Ok(()) };
@@ -521,7 +538,7 @@ impl<H: Host> Source<H> {
     /// To the next older version of the same key. False: there is none, and nothing has moved.
     fn older(&mut self, tree: &Tree<'_, H>, view: &SuperVersion) -> Result<bool> {
         match self {
-            Source::Memtable { at, node } => {
+            Source::Memtable { at, node, .. } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(false) };
                 let older = node.and_then(|id| node_at(generation, id).older());
                 if let Some(older) = &older {

@@ -40,10 +40,17 @@ impl Words {
         }
     }
 
+    /// Whether so long a beginning of a key is what the keys have in common. (Comparing no bytes, at an address where there is nothing,
+    /// takes some processors a hundred nanoseconds.)
+    #[inline]
+    fn is_common(&self, head: &[u8]) -> bool {
+        self.common.is_empty() || head == self.common
+    }
+
     #[inline]
     pub fn word(&self, key: &[u8]) -> u64 {
         match key.split_at_checked(self.common.len()) {
-            Some((head, rest)) if head == self.common => first_bytes(rest),
+            Some((head, rest)) if self.is_common(head) => first_bytes(rest),
             _ => self.beside(key.cmp(&self.common)),
         }
     }
@@ -52,7 +59,7 @@ impl Words {
     #[inline]
     pub fn word_of_pieces(&self, (first, rest): (&[u8], &[u8])) -> u64 {
         match first.split_at_checked(self.common.len()) {
-            Some((head, first)) if head == self.common => joined(first_bytes(first), first.len(), rest),
+            Some((head, first)) if self.is_common(head) => joined(first_bytes(first), first.len(), rest),
             _ => self.word_across((first, rest)),
         }
     }
@@ -71,7 +78,7 @@ impl Words {
     /// The words of many keys that begin with `first`.
     pub fn of_page<'a>(&self, first: &'a [u8], rest: impl Iterator<Item = &'a [u8]>, words: &mut Vec<u64>) {
         match first.split_at_checked(self.common.len()) {
-            Some((head, first)) if head == self.common => {
+            Some((head, first)) if self.is_common(head) => {
                 let (word, length) = (first_bytes(first), first.len());
                 words.extend(rest.map(|rest| joined(word, length, rest)));
             }

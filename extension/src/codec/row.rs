@@ -8,7 +8,8 @@
 //! Values stand in the table's order. Those passed by value are not aligned. Those passed by reference are used in place, so
 //! they are aligned as PostgreSQL wants them, counted from the start of the body (which a slot keeps at a multiple of
 //! eight); padding is zero. Variable-length values have a one-byte header and no alignment where that is possible. As in
-//! heap tuples a zero byte where one begins is padding or an aligned header, anything else is a header.
+//! heap tuples a zero byte where one begins is padding or an aligned header, anything else is a header. Strings of bytes are not
+//! aligned either, unless their header begins with a zero byte.
 //!
 //! Fewer attributes than the table has: the rest was added later (ALTER TABLE ADD COLUMN).
 //!
@@ -272,9 +273,16 @@ impl Attribute {
                     return;
                 }
             }
-            pad(out, self.align);
-            out.extend_from_slice(whole);
+            self.put_whole(whole, out);
         }
+    }
+
+    /// Puts a value with a header of four bytes.
+    fn put_whole(&self, value: &[u8], out: &mut Vec<u8>) {
+        if !self.bytes || value[0] == 0 {
+            pad(out, self.align);
+        }
+        out.extend_from_slice(value);
     }
 
     /// False: it does not get shorter.
@@ -293,8 +301,7 @@ impl Attribute {
             }
             let start: *const u8 = compressed.cast_mut_ptr();
             let total = header::long_len(start.cast::<[u8; 4]>().read());
-            pad(out, self.align);
-            out.extend_from_slice(std::slice::from_raw_parts(start, total));
+            self.put_whole(std::slice::from_raw_parts(start, total), out);
             pg_sys::pfree(compressed.cast_mut_ptr());
             true
         }
@@ -323,9 +330,13 @@ impl Attribute {
             len => (align_up(*offset, usize::from(self.align)), len as usize),
         };
         let value = body.get(start..start + len)?;
-        let any_address =
-            self.align == 1 || self.bytes || (self.len == -1 && header::form(*value.first()?) == Form::Short);
-        if !any_address && !(value.as_ptr() as usize).is_multiple_of(usize::from(self.align)) {
+        // At an offset that is not aligned only a string of bytes was put; its column's type may have changed since.
+        let align = usize::from(self.align);
+        let any_address = self.align == 1
+            || self.bytes
+            || (self.len == -1
+                && (header::form(*value.first()?) == Form::Short || (READS_UNALIGNED && start % align != 0)));
+        if !any_address && !(value.as_ptr() as usize).is_multiple_of(align) {
             return None;
         }
         *offset = start + len;
@@ -343,7 +354,7 @@ fn varlena_at(body: &[u8], offset: usize, align: u8) -> Option<(usize, usize)> {
     }
     let start = if first == 0 { align_up(offset, usize::from(align)) } else { offset };
     let head = *body.get(start..)?.first_chunk::<4>()?;
-    let good = start % usize::from(align) == 0 && matches!(header::form(head[0]), Form::Plain | Form::Compressed);
+    let good = matches!(header::form(head[0]), Form::Plain | Form::Compressed);
     let len = header::long_len(head);
     (good && len >= 4).then_some((start, len))
 }
@@ -416,6 +427,15 @@ mod tests {
         assert_eq!((values[0].value() as i64, values[4].value()), (-2, 7));
         let at = [1, 3, 5].map(|i: usize| values[i].value() - body.as_ptr() as usize);
         assert_eq!(at, [4, 8, 24]);
+        // Strings of bytes stand anywhere, but where the header begins with zero.
+        let strings = RowLayout { attributes: vec![layout().attributes[1]; 2] };
+        let body =
+            Aligned(*b"\x04\x14\0\0\0c\0\0\0\x01\0\0------------------------------------------------------------");
+        let mut progress = RowLayout::begin(&body.0).unwrap();
+        // SAFETY: there is room for as many values as the layout has.
+        let read = unsafe { strings.decode(&body.0, &mut progress, 2, values.as_mut_ptr(), nulls.as_mut_ptr()) };
+        assert_eq!(read, Ok(()));
+        assert_eq!([0, 1].map(|i: usize| values[i].value() - body.0.as_ptr() as usize), [1, 8]);
         let mut none = Vec::new();
         let all = RowLayout { attributes: vec![layout().attributes[4]; 100] };
         all.put_none(&mut none);

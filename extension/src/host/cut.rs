@@ -45,14 +45,20 @@ const _: () = {
 const LOGICAL_MESSAGE: u8 = 0;
 
 impl PgHost {
-    /// Cuts the file. Without an AccessExclusiveLock (which the standby learns of) it does nothing.
-    pub(super) fn cut(&self, pages: u32) -> Result<()> {
+    /// Whether this transaction has the table for itself, as one that it has created.
+    pub fn is_alone(&self) -> bool {
         let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+        // SAFETY: the relation is open; looks into this process's memory.
+        unsafe { pg_sys::CheckRelationLockedByMe(self.rel(), lock, true) }
+    }
+
+    /// Cuts the file. Where others may be in the table (on a standby, too, which learns of the lock) it does nothing.
+    pub(super) fn cut(&self, pages: u32) -> Result<()> {
+        if !self.is_alone() {
+            return Ok(());
+        }
         // SAFETY: guarded calls on an open relation.
         unsafe {
-            if !pg_sys::CheckRelationLockedByMe(self.rel(), lock, true) {
-                return Ok(());
-            }
             let length = self.file_pages();
             if length <= pages {
                 return Ok(());
