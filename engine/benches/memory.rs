@@ -90,10 +90,15 @@ fn memtable<K: AsRef<[u8]> + Sync>(name: &str, keys: &[K]) {
     });
     time(&format!("memtable backward, {name}"), count / 10, || {
         let mut node = table.last();
+        let mut back = Vec::new();
         for _ in 0..count / 10 {
             let Some(n) = node else { break };
             black_box(n.head());
-            node = n.previous_key();
+            if back.is_empty() {
+                table.some_before(n.key(), usize::MAX, &mut back);
+            }
+            // SAFETY: of this memtable.
+            node = back.pop().map(|id| unsafe { table.resume(id) });
         }
     });
     println!("{:<44} {:>9.1} bytes", format!("memtable a row, {name}"), table.bytes_used() as f64 / count as f64);

@@ -244,3 +244,18 @@ ALTER TABLE unfinished ADD PRIMARY KEY (k);
 SELECT indexrelid::regclass, indisvalid, indisready FROM pg_index WHERE indrelid = 'unfinished'::regclass ORDER BY 1;
 ALTER TABLE unfinished DROP CONSTRAINT unfinished_pkey;
 TABLE unfinished ORDER BY k;
+
+-- Duplicates are told before nulls, wherever they stand: next to each other, or far apart.
+CREATE TABLE e7 (k int, v text);
+INSERT INTO e7 VALUES (NULL, 'none'), (1, 'one'), (1, 'again');
+ALTER TABLE e7 ADD PRIMARY KEY (k);
+DELETE FROM e7;
+INSERT INTO e7 SELECT NULLIF(i, 17), 'some' FROM generate_series(1, 1000) i;
+INSERT INTO e7 VALUES (3, 'again');
+ALTER TABLE e7 ADD PRIMARY KEY (k);
+DELETE FROM e7 WHERE v = 'again';
+ALTER TABLE e7 ADD PRIMARY KEY (k);
+DELETE FROM e7 WHERE k IS NULL;
+ALTER TABLE e7 ADD PRIMARY KEY (k);
+SELECT count(*), sum(k) FROM e7;
+DROP TABLE e7;

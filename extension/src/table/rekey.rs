@@ -16,15 +16,16 @@
 
 use super::info::{self, Info};
 use super::mvcc::{self, Standing, View, TO_ANOTHER_PARTITION};
-use super::rewrite::append_as_is;
+use super::rewrite::Copies;
 use super::write::{copied_life, Draft};
 use super::{put_unkeyed, put_unkeyed_number, recent, take_unkeyed, Open};
 use crate::codec::key::KeyCodec;
 use crate::host::maintenance;
 use crate::pg::{catalog, error, file_copy, slot, slots, ssi, xact};
 use loosekv_engine::error::Result;
-use loosekv_engine::tree::{Direction, Hint};
-use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict, Writer};
+use loosekv_engine::filter::key_hash;
+use loosekv_engine::tree::{Direction, Hint, MOST_STRIPED};
+use loosekv_engine::types::{Flags, Head, RowBuf, RowId, RowRef, Verdict, Writer};
 use pgrx::{pg_sys, PgSqlErrorCode};
 use std::ops::Bound;
 
@@ -64,7 +65,8 @@ pub fn rekey(rel: pg_sys::Relation, current: KeyCodec, target: KeyCodec) -> Resu
             oldest,
             told_apart_below: xact::oldest_snapshot_here(),
             numbers: None,
-            draft: Draft::default(),
+            copies: Copies::new(&to, oldest),
+            hashes: Vec::with_capacity(MOST_STRIPED),
             live: 0,
         };
         copying.copy_superseded(versions)?;
@@ -91,7 +93,9 @@ struct Copying<'a> {
     told_apart_below: u64,
     /// Without a new key: numbers for the rows of which older versions were copied. The row id of the newest is added.
     numbers: Option<u64>,
-    draft: Draft,
+    copies: Copies<'a>,
+    /// Of the keys that wait to be appended.
+    hashes: Vec<u64>,
     live: u64,
 }
 
@@ -119,24 +123,24 @@ impl Copying<'_> {
         if !tree.find_row(end.of, row)? {
             return Ok(());
         }
-        self.draft.key.clear();
+        let mut draft = self.copies.room();
+        draft.key.clear();
         // SAFETY: a slot for the table's rows, filled before it is read.
         unsafe {
             slots::store(self.slot, self.from, row.as_ref());
             if self.to.info.is_keyed() {
                 let (values, nulls) = slot::all_attributes(self.slot);
-                if self.to.info.codec.key.encode_row(values, nulls, &mut self.draft.key).is_err() {
+                if self.to.info.codec.key.encode_row(values, nulls, &mut draft.key).is_err() {
                     return Ok(());
                 }
             } else {
                 let first = *self.numbers.get_or_insert_with(|| take_unkeyed(versions));
-                put_unkeyed_number(&mut self.draft.key, first + end.newest.0);
+                put_unkeyed_number(&mut draft.key, first + end.newest.0);
             }
-            self.to.draft_body(self.slot, &mut self.draft.body);
+            self.to.draft_body(self.slot, &mut draft.body);
         }
-        let below = newest(self.to, &self.draft.key)?;
+        let below = newest(self.to, &draft.key)?;
         let version = Head { incarnation: copied_life(&row.head, below.as_ref()), ..row.head };
-        append_as_is(self.to, &self.draft.key, &self.draft.body, &version, self.oldest)?;
         let (flags, body) = if end.by.flags.is_tombstone() && !end.by.flags.has(Flags::MOVED) {
             (Flags::TOMBSTONE, Vec::new())
         } else {
@@ -144,8 +148,12 @@ impl Copying<'_> {
             (Flags::TOMBSTONE.with(Flags::MOVED), TO_ANOTHER_PARTITION.to_le_bytes().to_vec())
         };
         let by = Head { flags, incarnation: version.incarnation, ..end.by };
-        append_as_is(self.to, &self.draft.key, &body, &by, self.oldest)?;
-        Ok(())
+        let tombstone = Draft { key: draft.key.clone(), body };
+        // What comes next looks for these.
+        self.copies.add(draft, &version);
+        self.copies.append()?;
+        self.copies.add(tombstone, &by);
+        self.copies.append()
     }
 
     /// Copies the live versions. False: two have the same key.
@@ -155,41 +163,77 @@ impl Copying<'_> {
         let mut view = unsafe { View::new(self.from.rel, any) };
         let mut cursor = self.from.tree.scan(Bound::Unbounded, Bound::Unbounded, Direction::Forward)?;
         let mut row = RowBuf::default();
+        // PostgreSQL looks for nulls once it has an index, and that there are no duplicates.
+        let mut impossible = None;
         while view.next(self.from, &mut cursor, &mut row)? {
             pgrx::check_for_interrupts!();
+            let mut draft = self.copies.room();
             // SAFETY: a slot for the table's rows, filled before it is read.
-            unsafe {
+            let drafted = unsafe {
                 slots::store(self.slot, self.from, row.as_ref());
-                self.to.draft(self.slot, &mut self.draft);
+                self.to.try_draft(self.slot, &mut draft)
+            };
+            if let Err(error) = drafted {
+                impossible.get_or_insert(error);
+                continue;
             }
             let mut version = row.head;
-            if self.to.info.is_keyed() {
-                let below = newest(self.to, &self.draft.key)?;
-                if below.is_some_and(|below| !below.flags.is_tombstone()) {
+            if !self.to.info.is_keyed() {
+                version.incarnation = self.put_unkeyed_over_older(&version, &mut draft.key)?;
+            }
+            self.copies.add(draft, &version);
+            if self.copies.are_many() && !self.append_live()? {
+                return Ok(false);
+            }
+        }
+        let unique = self.append_live()?;
+        match impossible {
+            Some(error) if unique => self.to.report_key(error),
+            _ => Ok(unique),
+        }
+    }
+
+    /// Appends the live versions that wait. False: one has the key of another, and is in the slot.
+    fn append_live(&mut self) -> Result<bool> {
+        let waiting = self.copies.waiting();
+        self.live += waiting.len() as u64;
+        if self.to.info.is_keyed() {
+            self.to.tree.prefetch_new(waiting.iter().map(|(draft, _)| draft.key.as_slice()));
+            self.hashes.clear();
+            for at in 0..waiting.len() {
+                let (before, rest) = waiting.split_at_mut(at);
+                let Some((draft, head)) = rest.first_mut() else { break };
+                let below = newest(self.to, &draft.key)?;
+                let hash = key_hash(&draft.key);
+                let mut alike = self.hashes.iter().zip(before).filter(|(other, _)| **other == hash);
+                if below.is_some_and(|below| !below.flags.is_tombstone())
+                    || alike.any(|(_, (earlier, _))| earlier.key == draft.key)
+                {
+                    let row = RowRef { key: &draft.key, head: *head, body: &draft.body };
+                    // SAFETY: a slot for the table's rows.
+                    unsafe { slots::store(self.slot, self.to, row) };
                     return Ok(false);
                 }
-                version.incarnation = copied_life(&version, below.as_ref());
-            } else {
-                version.incarnation = self.put_unkeyed_over_older(&version)?;
+                head.incarnation = copied_life(head, below.as_ref());
+                self.hashes.push(hash);
             }
-            append_as_is(self.to, &self.draft.key, &self.draft.body, &version, self.oldest)?;
-            self.live += 1;
         }
+        self.copies.append()?;
         Ok(true)
     }
 
     /// Makes the key of a live row in a table without one, which older versions of it may have already; returns its incarnation.
-    fn put_unkeyed_over_older(&mut self, version: &Head) -> Result<u16> {
+    fn put_unkeyed_over_older(&self, version: &Head, key: &mut Vec<u8>) -> Result<u16> {
         if let Some(first) = self.numbers.filter(|_| version.writer.0 >= self.oldest) {
-            self.draft.key.clear();
-            put_unkeyed_number(&mut self.draft.key, first + version.row_id.0);
-            let below = newest(self.to, &self.draft.key)?;
+            key.clear();
+            put_unkeyed_number(key, first + version.row_id.0);
+            let below = newest(self.to, key)?;
             if below.is_some() {
                 return Ok(copied_life(version, below.as_ref()));
             }
         }
-        self.draft.key.clear();
-        put_unkeyed(&mut self.draft.key);
+        key.clear();
+        put_unkeyed(key);
         Ok(copied_life(version, None))
     }
 }

@@ -1,6 +1,7 @@
 //! Copying a table into another file of the same format, as VACUUM FULL and CLUSTER do. ([`super::rekey`] changes the format.)
 
 use super::mvcc::{self, Standing};
+use super::write::Draft;
 use super::{info, Open};
 use crate::codec::key::KeyCodec;
 use crate::codec::row::RowLayout;
@@ -8,9 +9,12 @@ use crate::host::writers;
 use crate::pg::{catalog, slots};
 use crate::work::memory;
 use loosekv_engine::error::Result;
-use loosekv_engine::tree::{Hint, NewRow};
+use loosekv_engine::tree::{Hint, NewRow, MOST_STRIPED};
 use loosekv_engine::types::{Flags, Head, RowBuf, RowId, Verdict};
 use pgrx::pg_sys;
+
+/// As many bytes, or a row more, are appended at once.
+const MOST_BYTES: usize = 64 << 10;
 
 /// What a copy came to.
 #[derive(Default, Clone, Copy, Debug)]
@@ -38,11 +42,11 @@ pub fn new_file(rel: pg_sys::Relation, file: u32) {
 /// are taken after it remember it.
 pub fn copy_versions(from: &Open, to: &Open, oldest: u64, frozen: u64) -> Result<Counts> {
     let mut counts = Counts::default();
-    let (mut row, mut scratch, mut body) = (RowBuf::default(), RowBuf::default(), Vec::new());
+    let (mut row, mut scratch) = (RowBuf::default(), RowBuf::default());
     // SAFETY: the relation is open until the end of this function.
     let slot = unsafe { pg_sys::MakeSingleTupleTableSlot((*from.rel).rd_att, &crate::pg::slot::SLOT_OPS) };
     let columns = from.info.codec.layout.len();
-    let settled = oldest.max(frozen);
+    let mut copies = Copies::new(to, oldest.max(frozen));
     for id in 0..from.tree.next_row_id().0 {
         pgrx::check_for_interrupts!();
         if !from.tree.find_row(RowId(id), &mut row)? {
@@ -59,17 +63,23 @@ pub fn copy_versions(from: &Open, to: &Open, oldest: u64, frozen: u64) -> Result
             Worth::RecentlyDead => counts.recently_dead += 1.0,
         }
         let stored = RowLayout::begin(&row.body).map_or(0, |body| body.stored as usize);
+        let mut draft = copies.room();
+        draft.key.clone_from(&row.key);
         if stored < columns && !row.head.flags.is_tombstone() {
             // SAFETY: a slot for the table's rows, filled before it is read.
             unsafe {
                 slots::store(slot, from, row.as_ref());
-                from.draft_body(slot, &mut body);
+                from.draft_body(slot, &mut draft.body);
             }
-            append_as_is(to, &row.key, &body, &row.head, settled)?;
         } else {
-            append_as_is(to, &row.key, &row.body, &row.head, settled)?;
+            draft.body.clone_from(&row.body);
+        }
+        copies.add(draft, &row.head);
+        if copies.are_many() {
+            copies.append()?;
         }
     }
+    copies.append()?;
     // SAFETY: made above.
     unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
     Ok(counts)
@@ -107,11 +117,63 @@ fn worth(open: &Open, row: &RowBuf, oldest: u64, scratch: &mut RowBuf) -> Result
     })
 }
 
-/// A version that is not aborted. If everybody sees its writer it is written as frozen: where it comes from that is known for good,
-/// and the commit log may have forgotten the writer, or do so soon, for PostgreSQL takes the new file's rows to be as young as it is.
-pub(super) fn append_as_is(to: &Open, key: &[u8], body: &[u8], head: &Head, oldest: u64) -> Result<()> {
-    let flags = head.flags.without(Flags::POINTER).without(Flags::SPECULATIVE);
-    let writer = if head.writer.0 < oldest { writers::FROZEN } else { head.writer };
-    memory::append(&to.tree, &[NewRow::first(key, body, &Head { writer, flags, ..*head }, None)])?;
-    Ok(())
+/// Versions that are copied as they are, some at a time. None of them is aborted. Those whose writers everybody sees are written as
+/// frozen: where they come from that is known for good, and the commit log may have forgotten the writer, or do so soon, for PostgreSQL
+/// takes the new file's rows to be as young as it is.
+pub(super) struct Copies<'a> {
+    to: &'a Open,
+    /// Everybody sees what writers below this one have committed.
+    oldest: u64,
+    /// The first `count` wait to be appended; the others are room.
+    rows: Vec<(Draft, Head)>,
+    count: usize,
+    bytes: usize,
+}
+
+impl<'a> Copies<'a> {
+    pub fn new(to: &'a Open, oldest: u64) -> Copies<'a> {
+        Copies { to, oldest, rows: Vec::new(), count: 0, bytes: 0 }
+    }
+
+    /// A draft for the next version.
+    pub fn room(&mut self) -> Draft {
+        self.rows.get_mut(self.count).map(|(draft, _)| std::mem::take(draft)).unwrap_or_default()
+    }
+
+    pub fn add(&mut self, draft: Draft, head: &Head) {
+        self.bytes += draft.key.len() + draft.body.len();
+        match self.rows.get_mut(self.count) {
+            Some(place) => *place = (draft, *head),
+            None => self.rows.push((draft, *head)),
+        }
+        self.count += 1;
+    }
+
+    pub fn are_many(&self) -> bool {
+        self.count == MOST_STRIPED || self.bytes >= MOST_BYTES
+    }
+
+    pub fn waiting(&mut self) -> &mut [(Draft, Head)] {
+        &mut self.rows[..self.count]
+    }
+
+    pub fn append(&mut self) -> Result<()> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        let as_is = |head: &Head| {
+            let flags = head.flags.without(Flags::POINTER).without(Flags::SPECULATIVE);
+            let writer = if head.writer.0 < self.oldest { writers::FROZEN } else { head.writer };
+            Head { writer, flags, ..*head }
+        };
+        let waiting = self.rows.iter().take(self.count);
+        let rows = waiting.map(|(draft, head)| NewRow::first(&draft.key, &draft.body, &as_is(head), None));
+        let rows: Vec<NewRow<'_>> = rows.collect();
+        let mut from = 0;
+        while from < rows.len() {
+            from += memory::append(&self.to.tree, &rows[from..])?.written;
+        }
+        (self.count, self.bytes) = (0, 0);
+        Ok(())
+    }
 }
