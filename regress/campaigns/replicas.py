@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Replicas campaign: a standby of a standby, how far a standby lags behind, failover, and the way back of the old primary.
+"""Replicas campaign: a standby of a standby, how far a standby lags behind, failover, and the way back of the old primary, or of the new one.
 
     replicas.py [SECONDS [SEED]]
 """
@@ -184,6 +184,61 @@ def rewound(primary, standby, cascade, seed, directory):
             raise lib.Failure(f"a table whose file the old primary had cut is not the same after pg_rewind in {server.directory}")
 
 
+def wait_for_log(server, text, patience=60):
+    deadline = time.monotonic() + patience
+    while True:
+        with open(server.log, errors="replace") as log:
+            if text in log.read():
+                return
+        if time.monotonic() > deadline:
+            raise lib.Failure(f"nothing of \"{text}\" in the log of {server.directory}: {server.log_tail()}")
+        time.sleep(0.1)
+
+
+def promoted_and_rewound(directory, servers):
+    """What a promoted server has changed is taken back by pg_rewind, which begins at the last checkpoint record that it replayed. A
+    restartpoint that had begun before, and goes on, did not write what that checkpoint covers; its own first checkpoint has to."""
+    primary = lib.Server(os.path.join(directory, "ahead"), lib.BASE_PORT + 3)
+    servers.append(primary)
+    primary.create("max_wal_senders = 5", "wal_keep_size = '1GB'", "loosekv.workers = 0", "loosekv.memtable_size = '8MB'", "checkpoint_timeout = '1h'",
+                   "max_wal_size = '4GB'", "bgwriter_lru_maxpages = 0", "autovacuum = off")
+    primary.sql("CREATE EXTENSION loosekv", "CREATE TABLE h (k int PRIMARY KEY, v text) WITH (fillfactor = 50)", "INSERT INTO h SELECT i, repeat('v', 100) FROM generate_series(1, 50000) i",
+                *[f"CREATE TABLE {table} (k int PRIMARY KEY, v text) USING loosekv" for table in ("l", "m")], "CHECKPOINT")
+    standby = make_standby(primary, os.path.join(directory, "behind"), lib.BASE_PORT + 4,
+                           "checkpoint_timeout = '30s'", "checkpoint_completion_target = 0.9", "log_checkpoints = on")
+    servers.append(standby)
+    primary.sql("UPDATE h SET v = v", "CHECKPOINT")
+    wait_for_replay(primary, standby)
+    # A backup begins with a restartpoint that takes its time.
+    backup = subprocess.Popen(["psql", "-X", "-q", "-c", "SELECT pg_backup_start('slow')"], env=standby.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_log(standby, "restartpoint starting: force")
+    time.sleep(1)
+    primary.sql("INSERT INTO l SELECT i, repeat(md5(i::text), 6) FROM generate_series(1, 15000) i", "CHECKPOINT")
+    wait_for_replay(primary, standby)
+    standby.sql("SELECT pg_promote()")
+    standby.sql("INSERT INTO m VALUES (1, 'first')", "SELECT loosekv.flush('m')", "UPDATE h SET v = v WHERE k % 2 = 0")
+    wait_for_log(standby, "checkpoint starting: force", 90)
+    with open(standby.log, errors="replace") as log:
+        if "restartpoint complete" not in log.read():
+            raise lib.Failure("no restartpoint went on when the standby was promoted: nothing is tested")
+    for i in range(4):
+        standby.sql(f"INSERT INTO l VALUES (-{i}, 'on one side')", "SELECT loosekv.flush('l')")
+    wait_for_log(standby, " checkpoint complete", 90)
+    backup.wait(60)
+    standby.stop("fast")
+    lib.shell("as_postgres", "pg_rewind", "-D", standby.data, "--source-server", f"host={primary.directory} port={primary.port} user=postgres dbname=postgres",
+              "--no-sync", "-R")
+    standby.configure(f"port = {standby.port}", f"unix_socket_directories = '{standby.directory}'")
+    standby.start()
+    wait_for_replay(primary, standby)
+    rows = "SELECT count(*), md5(string_agg(k || v, ',' ORDER BY k)) FROM l"
+    if standby.sql(rows) != primary.sql(rows):
+        raise lib.Failure(f"a promoted standby that was rewound has {standby.sql(rows)}, the primary {primary.sql(rows)}")
+    for server in standby, primary:
+        server.stop("fast")
+        server.stood()
+
+
 def main(directory, servers):
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else (6 if lib.SHORT else 60)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
@@ -211,8 +266,9 @@ def main(directory, servers):
     born_again(primary, standby)
     figures = [lag(primary, am, seconds) for am in ("heap", "loosekv")]
     rewound(primary, standby, cascade, seed, directory)
+    promoted_and_rewound(directory, servers)
     transactions = sum(session.sent for session in load.sessions)
-    return f"{transactions} transactions on a cascade, {'; '.join(figures)}; replayed twice, a database moved and others made with one oid, promoted, pg_rewind of the old primary: no difference"
+    return f"{transactions} transactions on a cascade, {'; '.join(figures)}; replayed twice, a database moved and others made with one oid, promoted, pg_rewind of the old primary, and of a standby that had been promoted: no difference"
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@
 //! must not need what the page held. It does not where the page was changed last before that point, nor where the first thing
 //! that redo comes by begins it anew. It may have been begun more than once since, as another extent's, or have become a run's page and
 //! free again. So a log page is stamped with the redo point when it is begun, unless it was changed after that point in a life that began
-//! before: with `full_page_writes` off that may have been without an image. (A page that is not in the buffers then was written with what it
-//! held.) Where the stamp is the redo point of now the page is marked clean. Only log pages have stamps, and only they are; runs are
+//! before: with `full_page_writes` off that may have been without an image. (Of a page that is not in the buffers then, redo needs no
+//! more than the file has.) Where the stamp is the redo point of now the page is marked clean. Only log pages have stamps, and only they are; runs are
 //! written through a ring of buffers, and few of their pages are still to be written when they go.
 //!
 //! Should the flip get lost by which the page became free, then no checkpoint has ended that passed over the page: it would have written out
-//! the log up to itself. That does not hold of a restartpoint that a standby began before it was promoted. So until a checkpoint has begun
-//! since this server first had pages to leave, it leaves none.
+//! the log up to itself. That does not hold of a restartpoint that a standby began before it was promoted. And who was promoted may be
+//! rewound, to the last checkpoint record that it has replayed: by then nothing but its own first checkpoint has written all that was
+//! changed before, and `pg_rewind` copies what was changed since. So until a checkpoint has begun and ended since this server first had
+//! pages to leave, it leaves none.
 
 use crate::host::buffer::{log_page, RawPage};
 use crate::host::log_head::{self, RedoPoint};
@@ -30,6 +32,9 @@ use std::sync::atomic::{
     AtomicU32,
     Ordering::{Relaxed, Release},
 };
+
+/// In place of where a checkpoint has to begin: one has passed.
+const PASSED: u64 = u64::MAX;
 
 /// To be written, and what a checkpoint notes of that.
 const TO_WRITE: u32 = pg_sys::BM_DIRTY | pg_sys::BM_JUST_DIRTIED | pg_sys::BM_CHECKPOINT_NEEDED;
@@ -55,7 +60,7 @@ impl PgHost {
             let rel = self.rel();
             ((*rel).rd_node, (*rel).rd_backend == pg_sys::InvalidBackendId, bindings::GetRedoRecPtr())
         };
-        if !shared || !has_checkpoint_begun(redo) {
+        if !shared || !has_checkpoint_passed(redo) {
             return;
         }
         for page in extents.iter().flat_map(|extent| extent.start.0..extent.end().0) {
@@ -68,15 +73,33 @@ impl PgHost {
     }
 }
 
-/// Whether a checkpoint has begun since this was first asked, by anybody since the server started.
-fn has_checkpoint_begun(redo: pg_sys::XLogRecPtr) -> bool {
+/// Whether a checkpoint has begun and ended since this was first asked, by anybody since the server started.
+fn has_checkpoint_passed(redo: pg_sys::XLogRecPtr) -> bool {
     let Some(global) = global::get() else { return false };
-    let asked = &global.counters.first_unwritten;
-    if asked.load(Relaxed) == 0 {
-        // SAFETY: it looks, under a spinlock.
-        let _ = asked.compare_exchange(0, unsafe { bindings::GetXLogInsertRecPtr() }, Relaxed, Relaxed);
+    let first = &global.counters.first_unwritten;
+    match first.load(Relaxed) {
+        PASSED => true,
+        0 => {
+            // SAFETY: it looks, under a spinlock.
+            let _ = first.compare_exchange(0, unsafe { bindings::GetXLogInsertRecPtr() }, Relaxed, Relaxed);
+            false
+        }
+        asked => {
+            let passed = redo >= asked && redo_of_last_checkpoint() >= asked;
+            if passed {
+                first.store(PASSED, Relaxed);
+            }
+            passed
+        }
     }
-    redo >= asked.load(Relaxed)
+}
+
+/// Where the last checkpoint began that has ended.
+fn redo_of_last_checkpoint() -> pg_sys::XLogRecPtr {
+    let (mut redo, mut timeline) = (0, 0);
+    // SAFETY: a guarded call that looks into shared memory.
+    unsafe { pg_sys::GetOldestRestartPoint(&mut redo, &mut timeline) };
+    redo
 }
 
 /// Marks the buffer clean if it holds this page, and nobody is writing it.
