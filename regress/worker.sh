@@ -178,6 +178,17 @@ test_long_merge() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
+test_own_table() {
+    # To a table that a transaction has for itself no worker comes: nobody is to wait for one.
+    within 4000 "CREATE TABLE mine (k int PRIMARY KEY, v text) USING loosekv WITH (loosekv.memtable_size = '1MB', loosekv.fan_in = 8);
+                 INSERT INTO mine SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 200000) i"
+    within 4000 "VACUUM FULL mine"
+    within 4000 "ALTER TABLE mine ALTER k TYPE bigint"
+    within 4000 "CREATE TABLE copied USING loosekv WITH (loosekv.memtable_size = '1MB', loosekv.fan_in = 8) AS SELECT * FROM mine"
+    sql "SELECT count(*) = 200000 AND sum(k) = 20000100000 FROM mine" | grep -qx t || fail "rows were lost"
+    sql "DROP TABLE mine, copied" >/dev/null
+}
+
 test_ddl() {
     table t
     table other
@@ -682,7 +693,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit scans terminate ddl long_merge drop_database without_worker kinds_of_tables horizon old_transactions resting_cursor waits many_tables short_memory idle_tail garbage_at_rest moved_end side_files begun_merge levels_meanwhile flush_in_merge restart kill)
+all=(on_demand idle_exit scans terminate ddl own_table long_merge drop_database without_worker kinds_of_tables horizon old_transactions resting_cursor waits many_tables short_memory idle_tail garbage_at_rest moved_end side_files begun_merge levels_meanwhile flush_in_merge restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

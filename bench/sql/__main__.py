@@ -65,6 +65,12 @@ def parse(arguments):
     restart.add_argument("--rounds", type=int, default=3)
     add_common(restart)
 
+    survey = commands.add_parser("survey", help="statements of many kinds, timed once on each side in turn")
+    survey.add_argument("--rounds", type=int, default=3)
+    survey.add_argument("--only", metavar="PATTERN", help="cases whose titles match")
+    survey.add_argument("--rest", type=float, default=10, help="seconds between the load and the first case")
+    add_common(survey)
+
     soak = commands.add_parser("soak", help="inserts for a long time: pauses, and throughput by tenths")
     soak.add_argument("--minutes", type=float, default=30)
     soak.add_argument("--rows-per-statement", type=int, choices=(1, 100), default=1)
@@ -168,6 +174,9 @@ def main():
     elif options.command == "restart":
         import restart
         restart.run(options)
+    elif options.command == "survey":
+        import survey
+        survey.run(options)
     elif options.command == "instructions":
         import instructions
         instructions.run(options)

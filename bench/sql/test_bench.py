@@ -11,6 +11,7 @@ import plan
 import schema
 import soak
 import statements
+import survey
 import svg
 import targets
 from results import Results
@@ -109,6 +110,13 @@ class Pieces(unittest.TestCase):
                 self.assertTrue(statements.of_script(name), name)
         used = {name for workload in WORKLOADS.values() for name, _ in workload.scripts}
         self.assertEqual(used, {name.removesuffix(".sql") for name in os.listdir(pgbench.SCRIPTS)})
+
+    def test_survey_has_cases(self):
+        tables, cases = survey.cases()
+        self.assertTrue(tables.count("CREATE TABLE") > 3 and len(cases) > 40)
+        self.assertEqual(len({case.title for case in cases}), len(cases))
+        for case in cases:
+            self.assertTrue(case.title and case.timed, case.title)
 
     def test_pool_is_the_same_every_time(self):
         self.assertEqual(schema.pool(64), schema.pool(64))

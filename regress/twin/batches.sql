@@ -206,3 +206,18 @@ INSERT INTO long_keys VALUES ('1');
 INSERT INTO long_keys SELECT CASE WHEN i = 5 THEN (SELECT string_agg(md5(j::text), '') FROM generate_series(1, 600) j) ELSE i::text END FROM generate_series(1, 10) i;
 \set VERBOSITY default
 SELECT * FROM kinds;
+
+-- What a function raises, whatever its code, comes after the duplicate of an earlier row; what the server says does not.
+CREATE TABLE raised (k int PRIMARY KEY, v int);
+INSERT INTO raised VALUES (3, 3);
+CREATE FUNCTION raises(i int, code text) RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+    IF i > 4 THEN RAISE EXCEPTION 'mine' USING ERRCODE = code; END IF;
+    RETURN i;
+END $$;
+INSERT INTO raised SELECT raises(i, '40001'), 1 FROM generate_series(1, 6) i;
+INSERT INTO raised SELECT raises(i, 'XX000'), 1 FROM generate_series(1, 6) i;
+INSERT INTO raised SELECT raises(i, '57014'), 1 FROM generate_series(4, 6) i;
+SELECT * FROM raised;
+DROP TABLE raised;
+DROP FUNCTION raises;

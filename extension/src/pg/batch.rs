@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  ExecutorRun begins   may this statement's rows be gathered? then its table is the *target*
-//!  tuple_insert         of the target: encoded, and kept here     the batch is full: appended
+//!  tuple_insert         of the target, from the second row on:    the batch is full: appended
+//!                       encoded, and kept here
 //!  tuple_update         the same of a row that ON CONFLICT replaces unread
 //!  tuple_delete         the same of the tombstone, from the second row on
 //!  Open::new            of a table of which rows are kept here:   appended first, whoever it is that wants to look
@@ -40,6 +41,8 @@ use std::cell::{Cell, RefCell};
 /// As many as are looked up and appended at once.
 const MOST_ROWS: usize = loosekv_engine::tree::MOST_STRIPED;
 const MOST_BYTES: usize = 64 << 10;
+/// A row that came so many milliseconds after the one before was long in coming. (Longer than a step of the clock.)
+const SLOW_ROW: i64 = 10;
 /// Room for larger rows is not kept.
 const LARGEST_KEPT: usize = 4 << 10;
 
@@ -55,6 +58,8 @@ pub struct Target {
     gathers: Gathers,
     /// It has come to a row already.
     begun: bool,
+    /// When it last came to a row that it inserts, in milliseconds; 0: never.
+    last_row: i64,
 }
 
 /// What a statement makes of which versions are gathered.
@@ -82,7 +87,8 @@ struct Batch {
     hashes: Vec<u64>,
 }
 
-const NOBODY: Target = Target { rel: std::ptr::null_mut(), command: 0, level: 0, gathers: Gathers::New, begun: false };
+const NOBODY: Target =
+    Target { rel: std::ptr::null_mut(), command: 0, level: 0, gathers: Gathers::New, begun: false, last_row: 0 };
 const EMPTY: Batch = Batch {
     target: NOBODY,
     writer: Writer(0),
@@ -175,7 +181,7 @@ unsafe fn target_of(query: *mut QueryDesc) -> Target {
             return NOBODY;
         }
         let command = (*(*state).ps.state).es_output_cid;
-        Target { rel, command, level: raw::GetCurrentTransactionNestLevel(), gathers, begun: false }
+        Target { rel, command, level: raw::GetCurrentTransactionNestLevel(), gathers, begun: false, last_row: 0 }
     }
 }
 
@@ -185,11 +191,26 @@ unsafe fn yields_one_row(plan: *mut pg_sys::Plan) -> bool {
     unsafe { !plan.is_null() && (*plan).type_ == NodeTag::T_Result && (*plan).lefttree.is_null() }
 }
 
-/// Whether the row that is being inserted may be kept here.
+/// Whether the row that is being inserted may be kept here. Not a statement's first one, nor one that was long in coming: nobody
+/// else is to take the key of a row while the statement is busy with the next.
 #[inline]
 pub fn takes(rel: Relation, command: pg_sys::CommandId) -> bool {
     let target = TARGET.get();
-    target.is(rel, Gathers::New) && target.command == command
+    if !target.is(rel, Gathers::New) || target.command != command {
+        return false;
+    }
+    let now = coarse_clock();
+    TARGET.set(Target { last_row: now, ..target });
+    now <= target.last_row + SLOW_ROW
+}
+
+/// Milliseconds of a clock that goes on in steps of some, and takes next to no time to read.
+#[inline]
+fn coarse_clock() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills the structure; this clock is there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    now.tv_sec * 1000 + now.tv_nsec / 1_000_000
 }
 
 /// Whether the new version of a row that is being replaced unread may be kept here.

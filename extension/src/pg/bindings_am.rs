@@ -110,6 +110,8 @@ pub mod raw {
         pub fn standard_ExecutorEnd(query: *mut pg_sys::QueryDesc);
         pub fn geterrcode() -> c_int;
         pub fn FlushErrorState();
+        pub fn CopyErrorData() -> *mut pg_sys::ErrorData;
+        pub fn FreeErrorData(error: *mut pg_sys::ErrorData);
         pub fn pg_re_throw() -> !;
         pub fn pg_plan_query(
             query: *mut pg_sys::Query,

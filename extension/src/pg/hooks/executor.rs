@@ -20,7 +20,7 @@ use pgrx::pg_sys::{NodeTag, Oid, Plan, QueryDesc};
 use pgrx::prelude::*;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_void, CStr};
 
 static mut PREVIOUS_START: pg_sys::ExecutorStart_hook_type = None;
 static mut PREVIOUS_RUN: pg_sys::ExecutorRun_hook_type = None;
@@ -103,7 +103,7 @@ unsafe fn run_gathering(targets: &batch::Targets, run: impl FnOnce()) {
         if whole_errors::stopped(run).is_some() {
             return;
         }
-        if is_of_a_row(raw::geterrcode()) {
+        if is_of_a_row(context) {
             let (error_context, its_owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
             (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) = (context, owner);
             let duplicate = batch::duplicate_that_waits(targets);
@@ -117,13 +117,30 @@ unsafe fn run_gathering(targets: &batch::Targets, run: impl FnOnce()) {
     }
 }
 
-/// Whether an error is of the kind that one row brings and another one does not: the server is well, and so is the transaction up to
-/// there.
-fn is_of_a_row(code: i32) -> bool {
+/// Whether the error that is being handled is of the kind that one row brings and another one does not: the server is well, and so is
+/// the transaction up to there. What a function raises is, whatever code it has given it.
+///
+/// # Safety
+/// There is one; `context` is a memory context that it does not live in.
+unsafe fn is_of_a_row(context: pg_sys::MemoryContext) -> bool {
     // A class is two characters of six bits each.
     let class = |name: &[u8; 2]| i32::from(name[0] - b'0') | i32::from(name[1] - b'0') << 6;
     let others = [b"08", b"40", b"53", b"57", b"58", b"F0", b"XX"];
-    !others.iter().any(|name| code & 0xfff == class(name))
+    // SAFETY: by the contract; the copy is freed.
+    unsafe {
+        let code = raw::geterrcode();
+        if !others.iter().any(|name| code & 0xfff == class(name)) {
+            return true;
+        }
+        let its_own = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = context;
+        let error = raw::CopyErrorData();
+        let function = (*error).funcname;
+        let is_raised = !function.is_null() && CStr::from_ptr(function) == c"exec_stmt_raise";
+        raw::FreeErrorData(error);
+        pg_sys::CurrentMemoryContext = its_own;
+        is_raised
+    }
 }
 
 /// The statement changes or locks rows that it reads.

@@ -2,7 +2,7 @@
 //! ours is not published by name, nor as a partition, nor does a published table become one of ours. Where all tables of a
 //! schema or a database are published, a warning names one that is not.
 
-use super::utility;
+use super::{access_method, utility};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::guarded;
 use crate::pg::{catalog, error};
@@ -61,7 +61,7 @@ pub unsafe fn after_change(name: *const c_char, all_tables: bool) {
 /// The statement has ended.
 pub fn after_statement() {
     let changed = CHANGED.with_borrow_mut(utility::due);
-    if changed.is_empty() || our_am() == Oid::INVALID {
+    if changed.is_empty() {
         return;
     }
     // SAFETY: what the statement has done is to be seen.
@@ -127,20 +127,15 @@ fn family(relid: Oid) -> Vec<Oid> {
     }
 }
 
-fn our_am() -> Oid {
-    // SAFETY: a catalog look-up.
-    unsafe { pg_sys::get_table_am_oid(c"loosekv".as_ptr(), true) }
-}
-
 /// A table of ours that could be published at all, were it a heap table.
 fn is_ours(relid: Oid) -> bool {
-    let method = catalog::access_method_of(relid);
-    if method == Oid::INVALID || method != our_am() {
-        return false;
-    }
     // SAFETY: catalog look-ups.
-    let (kind, persistence) = unsafe { (pg_sys::get_rel_relkind(relid), pg_sys::get_rel_persistence(relid)) };
-    kind as u8 == pg_sys::RELKIND_RELATION && persistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT
+    unsafe {
+        let (kind, persistence) = (pg_sys::get_rel_relkind(relid) as u8, pg_sys::get_rel_persistence(relid) as u8);
+        kind == pg_sys::RELKIND_RELATION
+            && persistence == pg_sys::RELPERSISTENCE_PERMANENT
+            && access_method::is_ours(catalog::access_method_of(relid))
+    }
 }
 
 fn name_of(relid: Oid) -> String {
