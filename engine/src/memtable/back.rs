@@ -16,6 +16,7 @@ pub(super) const MOST_BACK: usize = 5;
 impl Memtable {
     /// Fills `found` with the newest versions of some keys below `key`, in ascending order; the last one is the nearest, and none is left
     /// out before it. About 2^`level` versions are gone through, or 2^5 at most. Empty: there are no such keys.
+    #[inline(never)]
     pub fn some_before(&self, key: &[u8], level: usize, found: &mut Vec<NodeId>) {
         found.clear();
         let want = Want::before(key);

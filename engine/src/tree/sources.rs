@@ -26,12 +26,12 @@ use std::ops::{Bound, Range};
 /// Where one source stands.
 pub(super) enum Source<H: Host> {
     /// In the memtable of this place among `SuperVersion::memtables`.
-    Memtable { at: usize, node: Option<NodeId>, back: Back },
+    Memtable { at: usize, node: Option<NodeId>, back: Option<Box<Back>> },
     /// In the run of this place among `SuperVersion::runs`.
     Run { at: usize, cursor: Box<RunCursor<H::Held>>, waits: Waits },
 }
 
-/// What a walk backwards in a memtable comes to next.
+/// What a walk backwards in a memtable comes to next. What is linked meanwhile it may pass by: no reader who began before sees it.
 #[derive(Default)]
 pub(super) struct Back {
     /// The nearest last.
@@ -77,7 +77,7 @@ impl<H: Host> Sources<H> {
         direction: Direction,
     ) -> Sources<H> {
         let count = if memtables { view.memtables().count() } else { 0 };
-        let tables = (0..count).map(|at| Source::Memtable { at, node: None, back: Back::default() });
+        let tables = (0..count).map(|at| Source::Memtable { at, node: None, back: None });
         let words = Words::of_runs(view, runs.clone());
         let walks = runs.clone().count();
         let cursors = runs.map(|at| {
@@ -407,7 +407,8 @@ fn first_key(run: &RunDesc, direction: Direction) -> &[u8] {
 }
 
 impl Back {
-    /// The newest version of the key before this one.
+    /// The newest version of the key before this one. (Apart from what steps back in runs, which is to stay small.)
+    #[inline(never)]
     fn step(&mut self, table: &Memtable, key: &[u8]) -> Option<NodeId> {
         if self.found.is_empty() {
             self.level += 1;
@@ -447,8 +448,10 @@ impl<H: Host> Source<H> {
             Source::Memtable { at, node, back } => {
                 let Some(generation) = memtable(view, *at) else { return Ok(()) };
                 let table = &generation.table;
-                back.found.clear();
-                back.level = 0;
+                if let Some(back) = back {
+                    back.found.clear();
+                    back.level = 0;
+                }
                 let found = match (direction, from) {
                     (Direction::Forward, Bound::Unbounded) => table.first(),
                     (Direction::Forward, Bound::Included(key)) => table.lower_bound(key),
@@ -517,7 +520,7 @@ impl<H: Host> Source<H> {
                 let Some(from) = node.map(|id| node_at(generation, id)) else { return Ok(()) };
                 *node = match direction {
                     Direction::Forward => from.next_key().map(|n| n.id()),
-                    Direction::Backward => back.step(&generation.table, from.key()),
+                    Direction::Backward => back.get_or_insert_default().step(&generation.table, from.key()),
                 };
                 if direction == Direction::Backward && on(I15BackwardOldest) {
                     while self.older(tree, view)? {}
