@@ -347,7 +347,7 @@ def left_meanwhile(server, others):
         soon(server, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'INSERT INTO contested%' AND wait_event = 'transactionid'")
         server.sql(f"INSERT INTO contested VALUES ({key + 1}, {key + 1})")
         # The one that was used last leaves last, and autovacuum uses tables, too.
-        for _ in range(5):
+        for _ in range(40):
             each_table(server, others, "SELECT count(*) FROM other@", batch=1)
             if server.sql("SELECT rows_written FROM loosekv.table_stats('contested')") == "0":
                 break
