@@ -11,8 +11,8 @@
 //! that redo comes by begins it anew. It may have been begun more than once since, as another extent's, or have become a run's page and
 //! free again. So a log page is stamped with the redo point when it is begun, unless it was changed after that point in a life that began
 //! before: with `full_page_writes` off that may have been without an image. (Of a page that is not in the buffers then, redo needs no
-//! more than the file has.) Where the stamp is the redo point of now the page is marked clean. Only log pages have stamps, and only they are; runs are
-//! written through a ring of buffers, and few of their pages are still to be written when they go.
+//! more than the file has.) Where the stamp is the redo point of now the page is marked clean. Only log pages have stamps, and only
+//! they are; runs are written through a ring of buffers, and few of their pages are still to be written when they go.
 //!
 //! Should the flip get lost by which the page became free, then no checkpoint has ended that passed over the page: it would have written out
 //! the log up to itself. That does not hold of a restartpoint that a standby began before it was promoted. And who was promoted may be

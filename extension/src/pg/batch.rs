@@ -43,8 +43,6 @@ const MOST_ROWS: usize = loosekv_engine::tree::MOST_STRIPED;
 const MOST_BYTES: usize = 64 << 10;
 /// A row that came so many milliseconds after the one before was long in coming. (Longer than a step of the clock.)
 const SLOW_ROW: i64 = 10;
-/// Room for larger rows is not kept.
-const LARGEST_KEPT: usize = 4 << 10;
 
 /// Whose rows are gathered.
 #[derive(Clone, Copy)]
@@ -428,7 +426,7 @@ impl Batch {
     }
 
     fn add(&mut self, draft: Draft) {
-        self.bytes += draft.key.len() + draft.body.len();
+        self.bytes += draft.bytes();
         match self.drafts.get_mut(self.rows) {
             Some(place) => *place = draft,
             None => self.drafts.push(draft),
@@ -449,11 +447,8 @@ impl Batch {
             self.hashes.drain(..count);
         }
         for draft in &mut self.drafts[..count] {
-            let len = draft.key.len() + draft.body.len();
-            self.bytes -= len;
-            if len > LARGEST_KEPT {
-                *draft = Draft::default();
-            }
+            self.bytes -= draft.bytes();
+            draft.make_room();
         }
         self.drafts[..self.rows].rotate_left(count);
         self.rows -= count;

@@ -141,7 +141,7 @@ impl<'a> Copies<'a> {
     }
 
     pub fn add(&mut self, draft: Draft, head: &Head) {
-        self.bytes += draft.key.len() + draft.body.len();
+        self.bytes += draft.bytes();
         match self.rows.get_mut(self.count) {
             Some(place) => *place = (draft, *head),
             None => self.rows.push((draft, *head)),
@@ -173,6 +173,7 @@ impl<'a> Copies<'a> {
         while from < rows.len() {
             from += memory::append(&self.to.tree, &rows[from..])?.written;
         }
+        self.waiting().iter_mut().for_each(|(draft, _)| draft.make_room());
         (self.count, self.bytes) = (0, 0);
         Ok(())
     }

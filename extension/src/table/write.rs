@@ -87,11 +87,27 @@ pub fn key_is_as_in(open: &Open, row: &RowBuf) -> Result<bool> {
     Ok(intact)
 }
 
+/// Room for larger rows is not kept.
+const LARGEST_KEPT: usize = 4 << 10;
+
 /// A row on its way into the tree.
 #[derive(Default)]
 pub struct Draft {
     pub key: Vec<u8>,
     pub body: Vec<u8>,
+}
+
+impl Draft {
+    pub fn bytes(&self) -> usize {
+        self.key.len() + self.body.len()
+    }
+
+    /// The row has been appended: what it took is room for another, unless it was large.
+    pub fn make_room(&mut self) {
+        if self.bytes() > LARGEST_KEPT {
+            *self = Draft::default();
+        }
+    }
 }
 
 /// What an insertion came to.
