@@ -25,6 +25,7 @@ E2
     section "Row log in PostgreSQL" extension/src/host/log.rs
     section "Log pages in PostgreSQL" extension/src/host/log_head.rs
     section "WAL records" extension/src/pg/rmgr.rs
+    section "Changes for logical decoding" extension/src/pg/logical.rs
     section "Runs" engine/src/run/mod.rs
     section "Data pages" engine/src/run/data.rs
     section "Key pages" engine/src/run/keys.rs

@@ -15,6 +15,7 @@ pub mod hooks;
 pub mod index_ahead;
 pub mod index_am;
 pub mod index_scan;
+pub mod logical;
 pub mod main_locks;
 pub mod owned;
 pub mod palloc;

@@ -5,6 +5,7 @@
 //! APPEND_INIT    block 0: a fresh log page from its engine head on (generation, tail, extent, records)
 //! FLIP           data: FlipRecord; block 0: full image of the meta page
 //! DROP_DATABASE  data: oid (4); comes between PostgreSQL's own record of the drop and the commit of its transaction
+//! CHANGE         data: ChangeRecord, new tuple, old tuple; for logical decoding alone
 //! ```
 //!
 //! Pages of runs travel in PostgreSQL's own full-page records. Blocks that are cut off a file are named in logical messages of no
@@ -16,7 +17,7 @@
 use crate::host::buffer::RawPage;
 use crate::host::log_head::LogHead;
 use crate::host::{redo, registry, standby};
-use crate::pg::{bindings, exit};
+use crate::pg::{bindings, exit, logical};
 use loosekv_engine::page::PageBuf;
 use loosekv_engine::types::HOST_HEADER;
 use pgrx::pg_sys;
@@ -31,6 +32,7 @@ pub const APPEND: u8 = 0x00;
 pub const APPEND_INIT: u8 = 0x10;
 pub const FLIP: u8 = 0x20;
 pub const DROP_DATABASE: u8 = 0x30;
+pub const CHANGE: u8 = 0x40;
 
 /// What a FLIP record tells a standby before it may show the new meta page.
 #[repr(C)]
@@ -62,7 +64,7 @@ pub fn register() {
         rm_startup: None,
         rm_cleanup: None,
         rm_mask: Some(mask),
-        rm_decode: None,
+        rm_decode: Some(logical::decode),
     };
     // SAFETY: PostgreSQL copies the struct; the name is static.
     unsafe { pg_sys::RegisterCustomRmgr(ID, &mut rmgr) }
@@ -137,6 +139,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
             APPEND_INIT => redo_append_init(record),
             FLIP => redo_flip(record),
             DROP_DATABASE => redo_drop_database(record),
+            CHANGE => {}
             other => stop(record, &format!("operation {other:#x} is not known")),
         }
     }
@@ -268,6 +271,7 @@ unsafe extern "C-unwind" fn identify(info: u8) -> *const c_char {
         APPEND_INIT => c"APPEND+INIT".as_ptr(),
         FLIP => c"FLIP".as_ptr(),
         DROP_DATABASE => c"DROP_DATABASE".as_ptr(),
+        CHANGE => c"CHANGE".as_ptr(),
         _ => std::ptr::null(),
     }
 }

@@ -6,7 +6,7 @@
 
 use super::bindings_am::raw;
 use super::error::{self, Duplicate};
-use super::{batch, catalog, slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
+use super::{batch, catalog, logical, slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::xact::{self, Purpose};
 use crate::table::info;
@@ -170,12 +170,12 @@ unsafe extern "C-unwind" fn insert(
     rel: Relation,
     slot: *mut TupleTableSlot,
     cid: pg_sys::CommandId,
-    _options: i32,
+    options: i32,
     _bulk: *mut pg_sys::BulkInsertStateData,
 ) {
     // SAFETY: the executor's relation and slot; this frame has nothing to drop.
     unsafe {
-        let duplicate = insert_guarded(rel, slot, cid);
+        let duplicate = insert_guarded(rel, slot, cid, options);
         if !duplicate.is_null() {
             error::raise_duplicate(duplicate);
         }
@@ -187,10 +187,12 @@ unsafe extern "C-unwind" fn insert_guarded(
     rel: Relation,
     slot: *mut TupleTableSlot,
     cid: pg_sys::CommandId,
+    options: i32,
 ) -> *mut Duplicate {
     // SAFETY: as above.
     unsafe {
-        if batch::takes(rel, cid) {
+        let told = logical::wants_inserted(rel, options);
+        if !told && batch::takes(rel, cid) {
             return batch::keep(rel, slot);
         }
         let earlier = batch::earlier_duplicate(rel, cid);
@@ -205,6 +207,9 @@ unsafe extern "C-unwind" fn insert_guarded(
         match inserted {
             Inserted::Row(head) => {
                 slots::written(slot, &open, &head);
+                if told {
+                    logical::inserted(rel, slot);
+                }
                 raw::pgstat_count_heap_insert(rel, 1);
                 std::ptr::null_mut()
             }
@@ -277,12 +282,12 @@ unsafe extern "C-unwind" fn multi_insert(
     slots: *mut *mut TupleTableSlot,
     count: i32,
     cid: pg_sys::CommandId,
-    _options: i32,
+    options: i32,
     _bulk: *mut pg_sys::BulkInsertStateData,
 ) {
     // SAFETY: as for `insert`.
     unsafe {
-        let duplicate = multi_insert_guarded(rel, slots, count, cid);
+        let duplicate = multi_insert_guarded(rel, slots, count, cid, options);
         if !duplicate.is_null() {
             error::raise_duplicate(duplicate);
         }
@@ -295,6 +300,7 @@ unsafe extern "C-unwind" fn multi_insert_guarded(
     slots: *mut *mut TupleTableSlot,
     count: i32,
     cid: pg_sys::CommandId,
+    options: i32,
 ) -> *mut Duplicate {
     // SAFETY: `slots` are `count` slots with rows of the table.
     unsafe {
@@ -312,6 +318,9 @@ unsafe extern "C-unwind" fn multi_insert_guarded(
             let fit = &drafts[..unfit.unwrap_or(slots.len())];
             open.ok(write::insert_many(&open, fit, xact::current_writer(), cid, done)).or(unfit)
         });
+        if logical::wants_inserted(rel, options) {
+            slots.iter().take(refused.unwrap_or(slots.len())).for_each(|slot| logical::inserted(rel, *slot));
+        }
         if let Some(refused) = refused {
             if !told_later {
                 return duplicate_of(&open, slots[refused]);
@@ -372,6 +381,9 @@ unsafe extern "C-unwind" fn complete_speculative(
             open.ok(write::complete_speculative(&open, key, row, succeeded, command));
         });
         if succeeded {
+            if logical::is_wanted(rel) {
+                logical::inserted(rel, slot);
+            }
             raw::pgstat_count_heap_insert(rel, 1);
         }
     }
@@ -422,11 +434,15 @@ unsafe extern "C-unwind" fn delete(
             return nothing_there(&mut *failure, &*tid);
         }
         let change = Change { command: cid, crosscheck, wait, purpose: Purpose::Delete };
-        let put_off = batch::takes_deleted(rel, cid) && batch::keep_deleted(&open, &old, change);
+        let told = logical::is_wanted(rel);
+        let put_off = !told && batch::takes_deleted(rel, cid) && batch::keep_deleted(&open, &old, change);
         if !put_off {
             if let Some(refusal) = open.ok(write::delete(&open, &old, change, changing_partition)) {
                 return refusal.tell(&mut *failure);
             }
+        }
+        if told {
+            logical::deleted(&open, &old);
         }
         pg_sys::pgstat_count_heap_delete(rel);
         TM_Result::TM_Ok
@@ -485,7 +501,9 @@ unsafe extern "C-unwind" fn update_guarded(
         let open = Open::at_a_row(rel);
         let mut old = RowBuf::default();
         let unread = tid::to_unread(&*tid);
-        if let Some(unread) = unread.filter(|_| crosscheck.is_null() && batch::takes_replaced(rel, cid)) {
+        let told = logical::is_wanted(rel);
+        let may_wait = || crosscheck.is_null() && !told && batch::takes_replaced(rel, cid);
+        if let Some(unread) = unread.filter(|_| may_wait()) {
             if batch::keep_replaced(&open, slot, unread) {
                 *mode = LockTupleMode::LockTupleNoKeyExclusive;
                 *result = TM_Result::TM_Ok;
@@ -502,7 +520,9 @@ unsafe extern "C-unwind" fn update_guarded(
             let change = Change { command: cid, crosscheck, wait, purpose: Purpose::Update };
             if let Some(unread) = unread {
                 *mode = LockTupleMode::LockTupleNoKeyExclusive;
-                if let Some(updated) = open.ok(write::replace_unread(&open, unread, draft, change)) {
+                // Who is told of the change may have to be told of the old row.
+                let updated = if told { None } else { open.ok(write::replace_unread(&open, unread, draft, change)) };
+                if let Some(updated) = updated {
                     return updated;
                 }
                 if !open.ok(unread::read(&open, unread, &mut old)) {
@@ -522,6 +542,9 @@ unsafe extern "C-unwind" fn update_guarded(
                 slots::written(slot, &open, &head);
                 if was_locked {
                     slot::mark_locked(slot);
+                }
+                if told {
+                    logical::updated(&open, &old, slot);
                 }
                 pg_sys::pgstat_count_heap_update(rel, false);
                 *result = TM_Result::TM_Ok;
@@ -568,7 +591,7 @@ unsafe fn other_keys_differ(open: &Open, old: &RowBuf, slot: *mut TupleTableSlot
 ///
 /// # Safety
 /// Both are values of the attribute's type.
-unsafe fn same_value(one: pg_sys::Datum, other: pg_sys::Datum, attribute: &pg_sys::FormData_pg_attribute) -> bool {
+pub unsafe fn same_value(one: pg_sys::Datum, other: pg_sys::Datum, attribute: &pg_sys::FormData_pg_attribute) -> bool {
     let (by_value, len) = (attribute.attbyval, attribute.attlen.into());
     // SAFETY: by the contract; what may fail is a large value that has to be fetched, under a guard.
     unsafe {

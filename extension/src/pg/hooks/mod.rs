@@ -9,7 +9,6 @@
 //! | [`databases`] | databases that are dropped or moved |
 //! | [`options`] | options of single tables, in CREATE and ALTER TABLE |
 //! | [`explain`] | what EXPLAIN (ANALYZE) says of scans on our tables |
-//! | [`publications`] | our tables are not published: refusals and warnings |
 //! | [`utility`] | statements that need a hand, and those that cannot work |
 //!
 //! A hook that calls on is no place for pgrx's guard: it would turn every error of every statement into a panic and back,
@@ -24,7 +23,6 @@ pub mod explain;
 pub mod object_access;
 pub mod options;
 pub mod planner;
-pub mod publications;
 pub mod utility;
 
 pub use object_access::key_built;
@@ -82,7 +80,6 @@ unsafe extern "C-unwind" fn clean_up(event: pg_sys::XactEvent::Type) {
             utility::failed(0);
         }
         databases::forget();
-        publications::forget();
         options::forget();
         explain::forget();
         lock::end_of_transaction(event == XACT_EVENT_PREPARE);

@@ -5,7 +5,7 @@
 //! When a key is dropped, what its rows look like is noted, and after the statement (when a session exits, before it commits that) the
 //! table is rewritten without one: the catalog would no longer tell how to read it.
 
-use super::{access_method, databases, publications, utility};
+use super::{access_method, databases, utility};
 use crate::codec::key::{self, KeyCodec};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::{catalog, error, index_am};
@@ -48,7 +48,6 @@ unsafe extern "C-unwind" fn hook(
         if class.to_u32() == pg_sys::RelationRelationId.to_u32() && part == 0 {
             if access == pg_sys::ObjectAccessType::OAT_POST_CREATE {
                 created(object);
-                publications::note(object);
             } else if access == pg_sys::ObjectAccessType::OAT_DROP {
                 dropped(object);
             } else if access == pg_sys::ObjectAccessType::OAT_POST_ALTER {

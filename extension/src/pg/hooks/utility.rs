@@ -1,6 +1,6 @@
 //! Utility statements: some need a hand, and what cannot work is refused before anything is done.
 
-use super::{databases, explain, object_access, options, publications};
+use super::{databases, explain, object_access, options};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::bindings_am::{guarded, raw};
 use crate::pg::{catalog, error, index_am, relam_mask};
@@ -89,18 +89,6 @@ unsafe extern "C-unwind" fn before(statement: *mut PlannedStmt, read_only: bool)
             NodeTag::T_AlterTableStmt => alter_table(node.cast()),
             NodeTag::T_DropdbStmt => databases::before_drop(node.cast()),
             NodeTag::T_AlterDatabaseStmt => databases::before_alter(node.cast()),
-            NodeTag::T_CreatePublicationStmt => {
-                publication((*node.cast::<pg_sys::CreatePublicationStmt>()).pubobjects);
-            }
-            NodeTag::T_AlterPublicationStmt => {
-                let alter = node.cast::<pg_sys::AlterPublicationStmt>();
-                if (*alter).action != pg_sys::AlterPublicationAction::AP_DropObjects {
-                    publication((*alter).pubobjects);
-                }
-            }
-            NodeTag::T_AlterObjectSchemaStmt => {
-                note_table((*node.cast::<pg_sys::AlterObjectSchemaStmt>()).relation);
-            }
             NodeTag::T_VacuumStmt if PREFETCH.get().is_none() => {
                 PREFETCH.set(Some((raw::maintenance_io_concurrency, level)));
             }
@@ -118,22 +106,7 @@ unsafe extern "C-unwind" fn after(statement: *mut PlannedStmt, masks: usize, nes
     // SAFETY: the statement is still there.
     unsafe { options::after(statement) };
     // SAFETY: as above.
-    let (node, tag) = unsafe { ((*statement).utilityStmt, (*(*statement).utilityStmt).type_) };
-    // SAFETY: the node is what its tag says.
-    unsafe {
-        match tag {
-            NodeTag::T_CreatePublicationStmt => {
-                let create = node.cast::<pg_sys::CreatePublicationStmt>();
-                publications::after_change((*create).pubname, (*create).for_all_tables);
-            }
-            NodeTag::T_AlterPublicationStmt => {
-                publications::after_change((*node.cast::<pg_sys::AlterPublicationStmt>()).pubname, false);
-            }
-            NodeTag::T_TransactionStmt => {}
-            _ => publications::after_statement(),
-        }
-    }
-    match tag {
+    match unsafe { (*(*statement).utilityStmt).type_ } {
         NodeTag::T_VacuumStmt => restore_prefetch(),
         NodeTag::T_DropdbStmt | NodeTag::T_AlterDatabaseStmt => databases::after(),
         NodeTag::T_TransactionStmt => {}
@@ -206,11 +179,9 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
                 AlterTableType::AT_AttachPartition => {
                     // PostgreSQL locks the parent first, and only for its owner.
                     lookup_owned((*alter).relation, pg_sys::ShareUpdateExclusiveLock);
-                    note_table((*(*command).def.cast::<pg_sys::PartitionCmd>()).name);
                     attach((*command).def.cast());
                 }
                 AlterTableType::AT_AlterColumnType => refuse_beside_copy((*alter).relation, (*command).name),
-                AlterTableType::AT_SetLogged => note_table((*alter).relation),
                 AlterTableType::AT_AddConstraint => {
                     let constraint = (*command).def.cast::<pg_sys::Constraint>();
                     let primary = (*constraint).contype == pg_sys::ConstrType::CONSTR_PRIMARY;
@@ -221,10 +192,7 @@ unsafe fn alter_table(alter: *mut pg_sys::AlterTableStmt) {
                         index_below((*alter).relation, primary);
                     }
                 }
-                AlterTableType::AT_SetAccessMethod => {
-                    note_table((*alter).relation);
-                    note_leaving((*alter).relation, (*command).name);
-                }
+                AlterTableType::AT_SetAccessMethod => note_leaving((*alter).relation, (*command).name),
                 _ => {}
             }
         }
@@ -333,33 +301,6 @@ unsafe fn refuse_using_index(table: *mut pg_sys::RangeVar) {
             format!("ADD PRIMARY KEY USING INDEX is not supported on loosekv table \"{name}\""),
             "The primary key is the table itself. Use ADD PRIMARY KEY (columns), and drop the index.",
         );
-    }
-}
-
-unsafe fn publication(objects: *mut pg_sys::List) {
-    // SAFETY: the statement's list.
-    unsafe {
-        for object in catalog::nodes::<pg_sys::PublicationObjSpec>(objects) {
-            let table = (*object).pubtable;
-            if table.is_null() {
-                continue;
-            }
-            let relation = (*table).relation;
-            if let Some(relid) = lookup(relation, pg_sys::AccessShareLock) {
-                let partitioned = pg_sys::get_rel_relkind(relid) as u8 == pg_sys::RELKIND_PARTITIONED_TABLE;
-                publications::before_adding(relid, (*relation).inh || partitioned);
-            }
-        }
-    }
-}
-
-/// Where the statement is to put this table, or what it is to make of it, may publish it.
-unsafe fn note_table(name: *mut pg_sys::RangeVar) {
-    // SAFETY: the statement's table, if it is one.
-    unsafe {
-        if !name.is_null() {
-            lookup(name, pg_sys::NoLock).into_iter().for_each(publications::note);
-        }
     }
 }
 
