@@ -302,6 +302,17 @@ test_short_memory() {
     total=$(sql "SELECT sum((xpath('/row/c/text()', query_to_xml('SELECT sum(length(v)) AS c FROM ' || relname, false, true, '')))[1]::text::int)
                  FROM pg_class WHERE relname LIKE 'short\_%' AND relkind = 'r'")
     [ "$total" = $((600 * 400 * 65)) ] || fail "600 tables hold $total bytes"
+    # All the memory is in small pieces, of tables that nobody uses any more: it is given up for the memtables of one that is written.
+    local flushes before
+    flushes="SELECT flushes FROM loosekv.table_stats('alone')"
+    sleep 3
+    sql "CREATE TABLE alone (k int PRIMARY KEY, v text) USING loosekv WITH (loosekv.memtable_size = '16MB')" >/dev/null
+    fill alone 1 50000
+    before=$(sql "$flushes")
+    fill alone 50001 150000
+    echo "         $(($(sql "$flushes") - before)) memtables for 100000 rows, after $before for 50000"
+    [ $(($(sql "$flushes") - before)) -le 100 ] || fail "memtables stay little"
+    sql "DROP TABLE alone" >/dev/null
     sql "DO \$\$ BEGIN FOR i IN 1..600 LOOP EXECUTE format('DROP TABLE short_%s', i);
              IF i % 50 = 0 THEN COMMIT; END IF; END LOOP; END \$\$" >/dev/null
     sql "ALTER SYSTEM RESET loosekv.shared_memory" >/dev/null
@@ -606,15 +617,25 @@ test_horizon() {
 
 # Rows are merged as they are written while somebody keeps a snapshot for long, or a transaction open that wrote a row once, and all that
 # can be is merged when that is asked for.
-expect_few_runs() { # expect_few_runs WHO STATEMENT: rows are written beside a transaction that began with the statement
-    local most=0 now round
-    table t
+begin_rest() { # begin_rest STATEMENT: a transaction that begins with it, and rests until end_rest
     mkfifo "$dir/resting"
     psql -X postgres <"$dir/resting" >/dev/null &
     load_pids+=($!)
     exec 3>"$dir/resting"
-    echo "BEGIN ISOLATION LEVEL REPEATABLE READ; $2; SELECT 'resting';" >&3
+    echo "BEGIN ISOLATION LEVEL REPEATABLE READ; $1; SELECT 'resting';" >&3
     until_true 20 "EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE '%resting%')"
+}
+
+end_rest() {
+    exec 3>&-
+    stop_load
+    rm "$dir/resting"
+}
+
+expect_few_runs() { # expect_few_runs WHO STATEMENT: rows are written beside a transaction that began with the statement
+    local most=0 now round
+    table t
+    begin_rest "$2"
     for round in $(seq 200); do
         # A memtable has some of these statements and a part of another.
         sql "INSERT INTO t SELECT 1000 * $round + i, md5(i::text) FROM generate_series(1, 300) i ORDER BY md5(i::text)" >/dev/null
@@ -623,12 +644,39 @@ expect_few_runs() { # expect_few_runs WHO STATEMENT: rows are written beside a t
     done
     sql "SELECT loosekv.compact('t')" >/dev/null
     now=$(sql "SELECT count(*) FROM loosekv.runs('t')")
-    exec 3>&-
-    stop_load
-    rm "$dir/resting"
+    end_rest
     echo "         with an old $1: up to $most runs, compacted $now"
     [ "$most" -le 20 ] || fail "with an old $1: $most runs"
     [ "$now" -le 2 ] || fail "with an old $1: $now runs after everything was merged"
+}
+
+hold_versions() { # hold_versions: of table t, by a snapshot, over a merge of everything; until end_rest
+    table t
+    fill t 1 1000
+    begin_rest "SELECT count(*) FROM t"
+    for _ in $(seq 30); do sql "UPDATE t SET v = v || 'x'" >/dev/null; done
+    sql "VACUUM t" >/dev/null
+    sql "SELECT loosekv.compact('t')" >/dev/null
+    [ "$(sql "SELECT run_rows FROM loosekv.table_stats('t')")" = 31000 ] || fail "a snapshot keeps no versions"
+}
+
+# What a merge had to keep for a snapshot goes once that has gone: by VACUUM at once, and by the worker, too.
+test_after_snapshot() {
+    local rows="SELECT run_rows FROM loosekv.table_stats('t')"
+    setting loosekv.workers 0
+    hold_versions
+    sql "VACUUM t" >/dev/null
+    [ "$(sql "$rows")" = 31000 ] || fail "VACUUM drops what a snapshot sees"
+    end_rest
+    sql "VACUUM t" >/dev/null
+    [ "$(sql "$rows")" = 1000 ] || fail "VACUUM leaves $(sql "$rows") versions of 1000 rows"
+    sql "ALTER SYSTEM RESET loosekv.workers" >/dev/null
+    sql "SELECT pg_reload_conf()" >/dev/null
+    hold_versions
+    expect_worker
+    end_rest
+    until_true 30 "($rows) = 1000"
+    [ "$(sql "SELECT count(*), sum(length(v)) FROM t")" = "1000|286000" ] || fail "rows are not what they were"
 }
 
 test_old_transactions() {
@@ -693,7 +741,7 @@ test_waits() {
     sql "SELECT pg_reload_conf()" >/dev/null
 }
 
-all=(on_demand idle_exit scans terminate ddl own_table long_merge drop_database without_worker kinds_of_tables horizon old_transactions resting_cursor waits many_tables short_memory idle_tail garbage_at_rest moved_end side_files begun_merge levels_meanwhile flush_in_merge restart kill)
+all=(on_demand idle_exit scans terminate ddl own_table long_merge drop_database without_worker kinds_of_tables horizon old_transactions after_snapshot resting_cursor waits many_tables short_memory idle_tail garbage_at_rest moved_end side_files begun_merge levels_meanwhile flush_in_merge restart kill)
 tests=("$@")
 [ "${#tests[@]}" -gt 0 ] || tests=("${all[@]}")
 cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_min_messages = info" "fsync = off" \

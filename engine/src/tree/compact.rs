@@ -517,7 +517,7 @@ fn fate_of(horizon: &mut impl Horizon, head: &Head, settled: Option<Fate>) -> Fa
     }
 }
 
-/// What `pick` looks at. Tombstones count only where a merge could drop them.
+/// What `pick` looks at. Tombstones and outdated versions count only where a merge could drop them.
 pub(super) fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, standing: &Standing) -> Vec<RunInfo> {
     let mut newer: Option<(u8, Chain<'_>)> = None;
     let infos = runs.iter().map(|run| {
@@ -528,11 +528,13 @@ pub(super) fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, standing: &Standing) -
             newer = plain.then(|| (run.level, Chain::begin(run)));
         }
         let flushes = (run.last_l0.0 + 1 - run.first_l0.0).max(1);
+        let seen = run.shape.max_writer < standing.oldest;
         RunInfo {
             level: run.level,
             bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
             rows: run.rows(),
-            tombstones: if run.shape.max_writer < standing.oldest { run.shape.tombstones } else { 0 },
+            tombstones: if seen { run.shape.tombstones } else { 0 },
+            outdated: if seen { run.left_of(run.shape.rows - run.shape.keys) } else { 0 },
             flushes,
             age: (flushed.0 - run.last_l0.0.min(flushed.0)) / flushes,
             finished: run.is_finished(&standing.ended),

@@ -61,10 +61,21 @@ impl<H: Host> Shared<H> {
         (blind == 0).then(|| Garbage { dead: dead.min(rows), live: rows.saturating_sub(dead) })
     }
 
-    /// Whether a merge of everything will be due, for the garbage, once nothing has been written for long.
+    /// Whether a merge of everything will be due, for the garbage, once nothing has been written for long, or a snapshot has gone that
+    /// holds it up.
     pub fn awaits_rest(&self) -> bool {
         let view = self.current.pin::<H>();
-        !self.rested.load(Relaxed) && self.is_dirty(&view, self.room(&view, false))
+        let room = self.room(&view, false);
+        let (kept, rows) = (kept_by_merges(&view.runs), view.runs.iter().map(|run| run.rows()).sum::<u64>());
+        let kept = Garbage { dead: kept, live: rows.saturating_sub(kept) };
+        kept.beyond(room.percent) > 0.0 || (!self.rested.load(Relaxed) && self.is_dirty(&view, room))
+    }
+
+    /// How many versions merges had to keep for those who do not see all that was committed by writers from `oldest` on.
+    pub fn held_up(&self, oldest: Writer) -> u64 {
+        let view = self.current.pin::<H>();
+        let held = view.runs.iter().filter(|run| run.shape.max_writer >= oldest);
+        held.map(|run| run.left_of(run.shape.rows - run.shape.keys)).sum()
     }
 
     /// Whether there is more garbage than this.

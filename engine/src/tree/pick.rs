@@ -17,7 +17,7 @@
 //! long; and where a chain is all there is in the first level it moves to the next as it is.
 
 use crate::options::TreeOptions;
-use crate::tree::garbage::Room;
+use crate::tree::garbage::{Garbage, Room};
 use std::ops::Range;
 
 /// What the decision looks at.
@@ -27,6 +27,8 @@ pub struct RunInfo {
     pub bytes: u64,
     pub rows: u64,
     pub tombstones: u64,
+    /// Versions that have a newer one of their key in the same run, which everybody sees: a merge would drop them.
+    pub outdated: u64,
     /// So many flushes went into it.
     pub flushes: u64,
     /// So many times as much as went into it was flushed after it.
@@ -282,6 +284,12 @@ pub fn piled_up(runs: &[RunInfo], options: &TreeOptions) -> Option<Pick> {
 /// A merge of everything, for the garbage.
 pub(super) fn space(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Option<Job> {
     let (oldest, above) = runs.split_last()?;
+    let rows: u64 = runs.iter().map(|run| run.rows).sum();
+    // What an earlier merge had to keep, for somebody could see it, and nobody does any more.
+    let freed = runs.iter().map(|run| run.outdated).sum::<u64>() + oldest.tombstones;
+    if (Garbage { dead: freed, live: rows.saturating_sub(freed) }).beyond(room.percent) > 0.0 {
+        return Some(Job { runs: 0..runs.len(), level: level_of(runs, options).max(1) });
+    }
     // Rows that are new are no garbage. But what cannot be dropped yet, for somebody may still see it, must not be merged
     // again and again.
     let grown = above.iter().map(|r| r.bytes).sum::<u64>() > oldest.bytes.saturating_mul(room.percent) / 100;
@@ -355,6 +363,7 @@ mod tests {
             bytes,
             rows: bytes,
             tombstones: 0,
+            outdated: 0,
             flushes: 1,
             age: 0,
             finished: true,
@@ -588,6 +597,16 @@ mod tests {
         assert_eq!(pick(&runs, None, &options(), Effort::Due), merge(1..3, 2));
         let alone = [RunInfo { tombstones: 60, ..run(2, 100) }];
         assert_eq!(pick(&alone, None, &options(), Effort::Due), merge(0..1, 2));
+    }
+
+    #[test]
+    fn what_a_snapshot_has_held_up_goes_when_it_has_gone() {
+        let held = |outdated| [run(0, 1), RunInfo { outdated, ..run(2, 100) }];
+        let garbage = Some(Garbage { dead: 90, live: 11 });
+        assert_eq!(pick(&held(0), garbage, &options(), Effort::Due), None, "somebody may see it still");
+        assert_eq!(pick(&held(90), garbage, &options(), Effort::Due), merge(0..2, 2));
+        assert_eq!(pick(&held(90)[1..], garbage, &options(), Effort::Due), merge(0..1, 2), "one run alone, too");
+        assert_eq!(pick(&held(60), garbage, &options(), Effort::Due), None, "less than is put up with");
     }
 
     #[test]

@@ -25,9 +25,10 @@ use crate::tree::version::{Current, Generation, Retired, SuperVersion};
 use crate::tree::worth::Worth;
 use crate::types::{Extent, ExtentSeq, L0Id, RowId, Writer};
 use loosekv_shm::scope;
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicU64,
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::Arc;
@@ -72,6 +73,8 @@ pub struct Shared<H: Host> {
     pub behind: AtomicBool,
     /// It was loaded with more memtables than a crash leaves, or with runs that have piled up: writers flush and merge them first.
     pub overdue: AtomicBool,
+    /// So many memtables in a row had to be little, for there was no memory for others.
+    pub little: AtomicU32,
     /// The superversion of this number from now on finds no memory; 0: each does.
     #[cfg(test)]
     pub refuses: AtomicU64,
@@ -287,6 +290,7 @@ impl<H: Host> Shared<H> {
             written_until: AtomicU64::new(0),
             barren: Barren::new(),
             next_row: AtomicU64::new(next_row.0),
+            little: AtomicU32::new(0),
             last_writer: AtomicU64::new(last_writer.0),
             counters: Counters::default(),
             log: H::LogState::default(),
@@ -500,13 +504,31 @@ impl<H: Host> Shared<H> {
         let bytes = self.options.memtable_bytes().min(share.max(LEAST_MEMTABLE));
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         let like = || Memtable::like(&view.active().table, id, base, writer, capacity);
-        as_generation(bytes, true, || like().or_else(|| Memtable::little(id, base, writer)))
+        let is_little = Cell::new(false);
+        let little = || {
+            is_little.set(true);
+            Memtable::little(id, base, writer)
+        };
+        let made = as_generation(bytes, true, || like().or_else(little))?;
+        match is_little.get() {
+            true => _ = self.little.fetch_add(1, Relaxed),
+            false => self.little.store(0, Relaxed),
+        }
+        Ok(made)
+    }
+
+    /// Whether a few memtables in a row had to be little, since somebody was last told. The host may have memory that is of less use.
+    pub fn is_starved(&self) -> bool {
+        self.little.load(Relaxed) >= STARVED && self.little.swap(0, Relaxed) >= STARVED
     }
 
     pub fn full(&self, consumer: Consumer) -> Error {
         Error::no_memory(consumer, self.options.memtable_bytes())
     }
 }
+
+/// Little memtables in a row: one alone is what any table makes do with for a moment.
+const STARVED: u32 = 3;
 
 /// So many memtables are to fit in memory: the one that fills, those that wait, one that somebody still looks at.
 const MEMTABLES_IN_MEMORY: u64 = 5;

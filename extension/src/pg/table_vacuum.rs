@@ -8,6 +8,7 @@ use crate::table::Open;
 use crate::work::{memory, pace};
 use loosekv_engine::error::{Error, Result};
 use loosekv_engine::manifest::RunDesc;
+use loosekv_engine::types::Writer;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::Relation;
@@ -56,7 +57,9 @@ pub unsafe extern "C-unwind" fn vacuum(
             &mut multi_updated,
             false,
         );
-        pg_sys::pgstat_report_vacuum((*rel).rd_id, (*(*rel).rd_rel).relisshared, rows as i64, 0);
+        // What is kept for a snapshot is to be dropped by a later VACUUM: autovacuum comes again.
+        let dead = open.tree.shared().held_up(Writer(xact::oldest_visible(rel)));
+        pg_sys::pgstat_report_vacuum((*rel).rd_id, (*(*rel).rd_rel).relisshared, rows as i64, dead as i64);
     }
 }
 

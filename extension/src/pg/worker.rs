@@ -257,7 +257,7 @@ fn serve() {
         if let Some((table, task)) = AGENDA.with_borrow(|agenda| agenda.next(now)) {
             let outcome = worker_piece::perform(table, task);
             worked = elapsed();
-            AGENDA.with_borrow_mut(|agenda| agenda.ended(table, outcome, worked));
+            AGENDA.with_borrow_mut(|agenda| agenda.ended(table, task, outcome, worked));
             continue;
         }
         let nap = settings::worker_naptime();
@@ -335,7 +335,7 @@ fn survey() {
             }
             let size = if short { need::filling(tree) } else { 0 };
             let more = largest.is_none_or(|(_, most)| size > most);
-            if more && task != Some(Task::Flush) && !agenda.is_resting(table, now) {
+            if more && task != Some(Task::Flush) && !agenda.is_resting(table, Task::Spill, now) {
                 largest = Some((table, size));
             }
         });

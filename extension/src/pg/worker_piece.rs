@@ -377,7 +377,7 @@ fn flush_others(merged: FileKey) -> Result<bool> {
     let activity = Activity::current();
     for table in tables {
         let now = worker::elapsed();
-        if worker::AGENDA.with_borrow(|agenda| agenda.is_resting(table, now)) {
+        if worker::AGENDA.with_borrow(|agenda| agenda.is_resting(table, Task::Flush, now)) {
             continue;
         }
         if let Err(failed) = flush_other(table) {

@@ -57,12 +57,29 @@ pub fn append(tree: &Tree<'_, PgHost>, rows: &[NewRow<'_>]) -> Result<Appended> 
             _ => first,
         };
     };
+    if tree.shared().is_starved() {
+        make_rooms_of_cold()?;
+    }
     let look = done.first.0 / ROWS_A_LOOK != (done.first.0 + done.written as u64) / ROWS_A_LOOK;
     // Once nobody writes any more, a worker is to make a run of these.
     if look && tree.host.is_shared() && !ask::is_served() {
         ask::worker();
     }
     first
+}
+
+/// Tables that nobody has used for so long, in microseconds, are of less use in memory than a memtable of one that is being written ...
+const COLD: u64 = 2_000_000;
+/// ... and so many go at a time. What they had is in small pieces among those of others: whole chunks come free when many have gone.
+const COLD_AT_ONCE: u32 = 64;
+
+/// Gives up the memory of tables that nobody is using, for one that is being written finds no more than a little for its memtables.
+#[cold]
+fn make_rooms_of_cold() -> Result<()> {
+    if registry::make_rooms_of_cold(COLD_AT_ONCE, COLD)? {
+        loosekv_shm::heap::free_chunks();
+    }
+    Ok(())
 }
 
 /// Rows between two looks whether there is a worker.

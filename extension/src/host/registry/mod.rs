@@ -24,7 +24,7 @@ use crate::host::process_local::ProcessLocal;
 use crate::host::standby;
 use crate::host::{global, interrupt, writers, PgHost};
 use crate::pg::bindings_am::raw;
-use crate::pg::{exit, startup, table_options};
+use crate::pg::{exit, startup, table_options, worker};
 use crate::work::memory::{self, Patience};
 use crate::work::{ask, need};
 use loosekv_engine::error::{Consumer, Error, Result};
@@ -227,13 +227,15 @@ impl Registry {
         }
     }
 
-    /// The table that has not been used for the longest time.
-    fn coldest(&self) -> Option<&'static Slot> {
+    /// The table that has not been used for the longest time, and not since `before`.
+    fn coldest(&self, before: u64) -> Option<&'static Slot> {
         let _latch = self.latch.read();
+        let used = |slot: &&Slot| slot.used.load(Relaxed);
         (0..self.len)
             .filter_map(|i| self.slot(i))
             .filter(|slot| slot.state.load(Relaxed) == LIVE && slot.users.load(Relaxed) == 0)
-            .min_by_key(|slot| slot.used.load(Relaxed))
+            .min_by_key(used)
+            .filter(|slot| used(slot) < before)
     }
 }
 
@@ -535,8 +537,13 @@ fn forget_key(key: &FileKey) {
 
 /// Gives up the memory of the table that has been idle for the longest time. False: all are in use.
 pub fn make_room() -> Result<bool> {
+    make_room_of(u64::MAX)
+}
+
+/// The same, of a table that was not used since.
+fn make_room_of(before: u64) -> Result<bool> {
     let registry = registry()?;
-    while let Some(slot) = registry.coldest() {
+    while let Some(slot) = registry.coldest(before) {
         if registry.evict(slot) {
             if let Some(global) = global::get() {
                 global.counters.evictions.fetch_add(1, Relaxed);
@@ -549,9 +556,18 @@ pub fn make_room() -> Result<bool> {
 
 /// As [`make_room`], for up to `count` tables. False: all are in use.
 pub fn make_rooms(count: u32) -> Result<bool> {
+    make_rooms_of(count, u64::MAX)
+}
+
+/// The same, of tables that nobody has used for this many microseconds.
+pub fn make_rooms_of_cold(count: u32, idle: u64) -> Result<bool> {
+    make_rooms_of(count, (worker::now() as u64).saturating_sub(idle))
+}
+
+fn make_rooms_of(count: u32, before: u64) -> Result<bool> {
     let mut any = false;
     for _ in 0..count {
-        if !make_room()? {
+        if !make_room_of(before)? {
             break;
         }
         any = true;
