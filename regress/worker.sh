@@ -305,7 +305,7 @@ test_short_memory() {
     # All the memory is in small pieces, of tables that nobody uses any more: it is given up for the memtables of one that is written.
     local flushes before
     flushes="SELECT flushes FROM loosekv.table_stats('alone')"
-    sleep 3
+    sleep 11
     sql "CREATE TABLE alone (k int PRIMARY KEY, v text) USING loosekv WITH (loosekv.memtable_size = '16MB')" >/dev/null
     fill alone 1 50000
     before=$(sql "$flushes")

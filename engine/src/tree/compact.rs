@@ -504,7 +504,7 @@ impl<H: Host> Shared<H> {
         let (infos, options) = (infos(&view.runs, view.flushed, standing), self.options.get());
         let room = self.room(view, !self.rested.load(Relaxed));
         let due = pick(&infos, room, &options, effort, tidying);
-        self.pick_for_room(view, || everything(&infos, &options), due)
+        self.pick_for_room(view, standing.oldest, || everything(&infos, &options), due)
     }
 }
 

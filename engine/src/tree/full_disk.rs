@@ -15,7 +15,7 @@
 //! is begun that would not find the room that it needs at its end.
 
 use crate::error::{Error, Result};
-use crate::host::Host;
+use crate::host::{Horizon, Host};
 use crate::manifest::RunDesc;
 use crate::mutation::{on, Mutation::NothingReserved};
 use crate::tree::garbage::kept_by_merges;
@@ -23,6 +23,7 @@ use crate::tree::pick::{Job, Pick};
 use crate::tree::shared::{Ledger, Shared};
 use crate::tree::version::SuperVersion;
 use crate::tree::Tree;
+use crate::types::Writer;
 use loosekv_shm::scope;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -127,13 +128,14 @@ impl<H: Host> Shared<H> {
     /// Where there is little room: pages that a merge may take for values that it moves.
     pub(super) fn pages_for_values(&self, view: &SuperVersion, job: &Job) -> Option<u64> {
         let free = self.pages_for_merges()?;
-        Some(u64::from(free).saturating_sub(self.needed_by(view, job, free)))
+        Some(u64::from(free).saturating_sub(self.needed_by(view, job, Writer(0), free)))
     }
 
     /// What is to be merged: everything, if writers are about to be refused pages, and it gains enough.
     pub(super) fn pick_for_room(
         &self,
         view: &SuperVersion,
+        unseen: Writer,
         whole: impl FnOnce() -> Option<Job>,
         pick: Option<Pick>,
     ) -> Option<Pick> {
@@ -141,8 +143,8 @@ impl<H: Host> Shared<H> {
         let rows: u64 = view.runs.iter().map(|run| run.rows()).sum();
         let gains = |job: &Job| {
             job.runs == (0..view.runs.len())
-                && self.dropped_by(view, job) >= rows.div_ceil(PART_WORTH_MERGING)
-                && self.needed_by(view, job, free) <= u64::from(free)
+                && self.dropped_by(view, job, unseen) >= rows.div_ceil(PART_WORTH_MERGING)
+                && self.needed_by(view, job, unseen, free) <= u64::from(free)
         };
         let begun = view.runs.iter().any(|run| run.cut.is_some());
         whole().filter(|job| !begun && gains(job)).map(Pick::Merge).or(pick)
@@ -155,12 +157,13 @@ impl<H: Host> Shared<H> {
         ledger.little_room(0).is_some_and(|left| ledger.free.pages() + left < 2 * kept)
     }
 
-    /// Rows that a merge drops, as far as is known: only where it comes to the oldest run.
-    fn dropped_by(&self, view: &SuperVersion, job: &Job) -> u64 {
+    /// Rows that a merge drops, as far as is known: only where it comes to the oldest run. Somebody may not see what writers from `unseen`
+    /// on have done.
+    fn dropped_by(&self, view: &SuperVersion, job: &Job, unseen: Writer) -> u64 {
         let rows = inputs(view, job).iter().map(|run| run.rows()).sum();
         // Of these nobody knows whether they, and what they delete, will be dropped.
         let unsettled = view.runs.iter().filter(|run| !run.settled).map(|run| run.left_of(run.shape.tombstones));
-        let kept = kept_by_merges(&view.runs).saturating_add(2 * unsettled.sum::<u64>());
+        let kept = kept_by_merges(&view.runs, unseen).saturating_add(2 * unsettled.sum::<u64>());
         let tombstones = || view.runs.iter().map(|run| run.left_of(run.shape.tombstones)).sum::<u64>();
         // Where nobody knows, what tombstones say is all: a merge that does not come to its end keeps what it has taken.
         let dead = self.garbage(view).map_or_else(|| 2 * tombstones(), |garbage| garbage.dead);
@@ -171,10 +174,10 @@ impl<H: Host> Shared<H> {
     }
 
     /// Pages that a merge needs beside what it reads, and has not given back before its end.
-    fn needed_by(&self, view: &SuperVersion, job: &Job, free: u32) -> u64 {
+    fn needed_by(&self, view: &SuperVersion, job: &Job, unseen: Writer, free: u32) -> u64 {
         let runs = inputs(view, job);
         let rows: u64 = runs.iter().map(|run| run.rows()).sum::<u64>().max(1);
-        let dropped = self.dropped_by(view, job);
+        let dropped = self.dropped_by(view, job, unseen);
         let part = |pages: u64, rows_of: u64| (u128::from(pages) * u128::from(rows_of) / u128::from(rows)) as u64;
         let pages: u64 = runs.iter().map(|run| run.pages()).sum();
         let data = |run: &RunDesc| run.left_of(run.shape.data_pages.into()).min(run.pages());
@@ -209,7 +212,7 @@ impl<H: Host> Tree<'_, H> {
     pub(super) fn find_room_for(&self, view: &SuperVersion, job: &Job, values: u64) -> Result<()> {
         self.shared.ledger.lock().look(&self.host);
         let Some(free) = self.shared.pages_for_merges() else { return Ok(()) };
-        let needed = self.shared.needed_by(view, job, free) + values;
+        let needed = self.shared.needed_by(view, job, self.host.horizon().standing().oldest, free) + values;
         if needed <= u64::from(free) {
             return Ok(());
         }

@@ -66,7 +66,7 @@ impl<H: Host> Shared<H> {
     pub fn awaits_rest(&self) -> bool {
         let view = self.current.pin::<H>();
         let room = self.room(&view, false);
-        let (kept, rows) = (kept_by_merges(&view.runs), view.runs.iter().map(|run| run.rows()).sum::<u64>());
+        let (kept, rows) = (kept_by_merges(&view.runs, Writer(0)), view.runs.iter().map(|run| run.rows()).sum::<u64>());
         let kept = Garbage { dead: kept, live: rows.saturating_sub(kept) };
         kept.beyond(room.percent) > 0.0 || (!self.rested.load(Relaxed) && self.is_dirty(&view, room))
     }
@@ -92,19 +92,20 @@ impl<H: Host> Shared<H> {
         let room = self.room(&view, true);
         let due = || self.is_dirty(&view, room);
         let Some(garbage) = room.garbage.filter(|_| view.merge_of(oldest).is_some() || due()) else { return 0.0 };
-        let kept = kept_by_merges(&view.runs);
+        let kept = kept_by_merges(&view.runs, Writer(0));
         Garbage { dead: garbage.dead.saturating_sub(kept), ..garbage }.beyond(room.percent)
     }
 }
 
-/// Versions of these runs (all of a tree, newest first) that the merges which made them had to keep, for somebody may see them.
-pub(super) fn kept_by_merges(runs: &[Arc<RunDesc>]) -> u64 {
+/// Versions of these runs (all of a tree, newest first) that the merges which made them had to keep, for somebody may see them who does
+/// not see all from writer `unseen` on.
+pub(super) fn kept_by_merges(runs: &[Arc<RunDesc>], unseen: Writer) -> u64 {
     let oldest = runs.len().saturating_sub(1);
     let kept = |(at, run): (usize, &Arc<RunDesc>)| {
         let tombstones = if at == oldest || run.is_slice() { run.shape.tombstones } else { 0 };
         run.left_of(run.shape.rows - run.shape.keys + tombstones)
     };
-    runs.iter().enumerate().map(kept).sum()
+    runs.iter().enumerate().filter(|(_, run)| run.shape.max_writer >= unseen).map(kept).sum()
 }
 
 #[cfg(test)]

@@ -283,18 +283,26 @@ pub fn piled_up(runs: &[RunInfo], options: &TreeOptions) -> Option<Pick> {
 
 /// A merge of everything, for the garbage.
 pub(super) fn space(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Option<Job> {
-    let (oldest, above) = runs.split_last()?;
-    let rows: u64 = runs.iter().map(|run| run.rows).sum();
-    // What an earlier merge had to keep, for somebody could see it, and nobody does any more.
-    let freed = runs.iter().map(|run| run.outdated).sum::<u64>() + oldest.tombstones;
-    if (Garbage { dead: freed, live: rows.saturating_sub(freed) }).beyond(room.percent) > 0.0 {
-        return Some(Job { runs: 0..runs.len(), level: level_of(runs, options).max(1) });
+    if let Some(job) = freed(runs, room, options) {
+        return Some(job);
     }
+    let (oldest, above) = runs.split_last()?;
     // Rows that are new are no garbage. But what cannot be dropped yet, for somebody may still see it, must not be merged
     // again and again.
     let grown = above.iter().map(|r| r.bytes).sum::<u64>() > oldest.bytes.saturating_mul(room.percent) / 100;
     let dirty = room.garbage.is_none_or(|garbage| garbage.beyond(room.percent) > 0.0);
     (above.len() > 1 && grown && dirty).then(|| whole(runs, &(0..runs.len()), options)).flatten()
+}
+
+/// A merge that drops what earlier ones had to keep, for somebody could see it, and nobody does any more: of one run alone, if need be.
+/// Runs with writers who have not ended are left out.
+fn freed(runs: &[RunInfo], room: Room, options: &TreeOptions) -> Option<Job> {
+    let finished = runs.iter().rev().take_while(|run| run.finished).count();
+    let inputs = runs.get(runs.len() - finished..)?;
+    let dead = inputs.iter().map(|run| run.outdated).sum::<u64>() + inputs.last()?.tombstones;
+    let rows: u64 = runs.iter().map(|run| run.rows).sum();
+    let due = Garbage { dead, live: rows.saturating_sub(dead) }.beyond(room.percent) > 0.0;
+    due.then(|| Job { runs: runs.len() - finished..runs.len(), level: level_of(inputs, options).max(1) })
 }
 
 /// The age at which a run is old, as a multiple of the fan-in: a full level has merged it long before, mostly.
@@ -607,6 +615,13 @@ mod tests {
         assert_eq!(pick(&held(90), garbage, &options(), Effort::Due), merge(0..2, 2));
         assert_eq!(pick(&held(90)[1..], garbage, &options(), Effort::Due), merge(0..1, 2), "one run alone, too");
         assert_eq!(pick(&held(60), garbage, &options(), Effort::Due), None, "less than is put up with");
+        let mut busy = vec![RunInfo { finished: false, ..run(0, 1) }; 2];
+        busy.extend(held(90));
+        assert_eq!(
+            pick(&busy, garbage, &options(), Effort::Due),
+            merge(2..4, 2),
+            "what is still being written does not take part"
+        );
     }
 
     #[test]

@@ -83,7 +83,6 @@ pub mod raw {
             lockmode: pg_sys::LOCKMODE,
             numparents: *mut *mut pg_sys::List,
         ) -> *mut pg_sys::List;
-        pub fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List;
         pub fn log_smgrcreate(node: *const pg_sys::RelFileNode, fork: pg_sys::ForkNumber::Type);
         pub fn planstate_tree_walker(
             state: *mut pg_sys::PlanState,

@@ -1,7 +1,7 @@
 //! Logical decoding: what is written to our tables, as output plugins and subscribers want to be told.
 //!
 //! ```text
-//!  the writer:  a row has been inserted, updated or deleted --> is a slot there that decodes this database?
+//!  the writer:  a row has been inserted, updated or deleted --> is there a slot for logical decoding?
 //!                   --> CHANGE record: the tuples as heap would form them       (beside the row log, for logical decoding alone)
 //!  a walsender: CHANGE record --> [`decode`] --> reorder buffer --> at the transaction's commit, the output plugin
 //! ```
@@ -14,15 +14,15 @@
 //! A tuple is as heap has it in memory, from its header on, with all its values within it.
 //!
 //! Rows of the row log cannot be decoded: which bytes of them are which column tells the table's definition of that time, and that is
-//! known only when their transaction has been put together. Where there is no slot nothing is logged. That is known row by row,
+//! known only when their transaction has been put together. Where there is no slot nothing is logged. That is looked at for each row,
 //! once the writer has a transaction id: of a transaction that has got one before the slot was made nothing is decoded, and one
-//! that gets it later finds the slot there.
+//! that gets it later finds the slot there. (A slot of any database: it may be copied into this one.)
 //!
 //! Replay does nothing at these records. TRUNCATE logs a record of PostgreSQL's own.
 
 use super::bindings_am::raw;
 use super::table_am::same_value;
-use super::{bindings, rmgr, slot, slots};
+use super::{bindings, error, rmgr, slot, slots, xact};
 use crate::table::Open;
 use loosekv_engine::types::RowBuf;
 use pgrx::pg_sys;
@@ -76,7 +76,7 @@ extern "C-unwind" {
     fn filter_by_origin_cb_wrapper(context: *mut pg_sys::LogicalDecodingContext, origin: pg_sys::RepOriginId) -> bool;
 }
 
-/// Whether changes of the table are to be told.
+/// Whether changes of the table are to be told that are about to be made, or have just been. Who asks has a transaction id from then on.
 #[inline]
 pub fn is_wanted(rel: Relation) -> bool {
     // SAFETY: a number of the server's.
@@ -92,13 +92,15 @@ pub fn wants_inserted(rel: Relation, options: i32) -> bool {
 
 #[cold]
 fn is_decoded(rel: Relation) -> bool {
+    // First: a slot that is made after this look waits for the transaction, and decodes nothing of it.
+    xact::current_writer();
     // SAFETY: the relation is open; the slots stand in shared memory as long as the server runs.
     unsafe {
         let slots = (&raw const (*pg_sys::ReplicationSlotCtl).replication_slots).cast::<pg_sys::ReplicationSlot>();
         (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT
             && (0..pg_sys::max_replication_slots as usize).map(|at| slots.add(at)).any(|slot| {
                 (&raw const (*slot).in_use).read_volatile()
-                    && (&raw const (*slot).data.database).read_volatile() == pg_sys::MyDatabaseId
+                    && (&raw const (*slot).data.database).read_volatile() != pg_sys::InvalidOid
             })
     }
 }
@@ -232,10 +234,23 @@ impl Drop for Tuple {
     }
 }
 
+/// A longer record could be written, but not be read (as in later versions of PostgreSQL, which refuse it).
+const MOST_BYTES: u64 = 1020 << 20;
+
 /// Writes the record, in the name of the transaction that has made the change.
 fn log(rel: Relation, kind: Kind::Type, new: Option<&Tuple>, old: Option<&Tuple>) {
     let part = |tuple: Option<&Tuple>| tuple.map_or((std::ptr::null_mut(), 0), Tuple::bytes);
     let (new, old) = (part(new), part(old));
+    let bytes = size_of::<ChangeRecord>() as u64 + u64::from(new.1) + u64::from(old.1);
+    if bytes > MOST_BYTES {
+        error::raise(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            format!("a change of {bytes} bytes is too large for logical decoding"),
+            Some(
+                "While there is a slot for logical decoding, a row with what identifies the old one may have 1020 MB.",
+            ),
+        );
+    }
     // SAFETY: guarded, and the closure owns nothing; the data is copied. The relation is open.
     unsafe {
         let mut head = ChangeRecord { node: (*rel).rd_node, kind, new: new.1, old: old.1 };
@@ -269,9 +284,10 @@ pub unsafe extern "C-unwind" fn decode(
             return;
         }
         let builder = (*context).snapshot_builder;
+        // The transaction gets its snapshot here, which is needed also where its changes are passed by.
         if SnapBuildCurrentState(builder) < FULL_SNAPSHOT
-            || (*context).fast_forward
             || !pg_sys::ffi::pg_guard_ffi_boundary(|| SnapBuildProcessChange(builder, xid, lsn))
+            || (*context).fast_forward
         {
             return;
         }

@@ -32,7 +32,13 @@ pub fn is_short() -> bool {
     let heap = heap::stats();
     // Large blocks are memtables, and little else.
     let memtables = global.budgets.memtables.limit.load(Relaxed) as usize;
-    heap.blocks > memtables / 4 * 3 || heap.free.saturating_sub(heap.emergency) < heap.size / 16
+    heap.blocks > memtables / 4 * 3 || has_little_free()
+}
+
+/// Whether there is hardly any memory in whole chunks.
+fn has_little_free() -> bool {
+    let heap = heap::stats();
+    heap.free.saturating_sub(heap.emergency) < heap.size / 16
 }
 
 /// Whether the largest memtable of so many tables is worth an early flush: what others hold, who look at memtables that are in runs
@@ -69,14 +75,19 @@ pub fn append(tree: &Tree<'_, PgHost>, rows: &[NewRow<'_>]) -> Result<Appended> 
 }
 
 /// Tables that nobody has used for so long, in microseconds, are of less use in memory than a memtable of one that is being written ...
-const COLD: u64 = 2_000_000;
-/// ... and so many go at a time. What they had is in small pieces among those of others: whole chunks come free when many have gone.
+const COLD: u64 = 10_000_000;
+/// ... and up to so many go at a time, some by some. What they had is in small pieces among those of others: whole chunks come free when
+/// many have gone.
 const COLD_AT_ONCE: u32 = 64;
+const SOME_COLD: u32 = 8;
 
 /// Gives up the memory of tables that nobody is using, for one that is being written finds no more than a little for its memtables.
 #[cold]
 fn make_rooms_of_cold() -> Result<()> {
-    if registry::make_rooms_of_cold(COLD_AT_ONCE, COLD)? {
+    for _ in 0..COLD_AT_ONCE / SOME_COLD {
+        if !has_little_free() || !registry::make_rooms_of_cold(SOME_COLD, COLD)? {
+            break;
+        }
         loosekv_shm::heap::free_chunks();
     }
     Ok(())

@@ -267,9 +267,10 @@ impl Table {
         // SAFETY: while a user is counted the tree is not freed.
         let tree = unsafe { slot.tree.load(Acquire).as_ref() }?;
         // SAFETY: reads a process-local time.
-        let now = unsafe { raw::GetCurrentStatementStartTimestamp() } as u64;
-        if slot.used.load(Relaxed).abs_diff(now) > 1_000_000 && !CARETAKER.get() {
-            slot.used.store(now, Relaxed);
+        let begun = unsafe { raw::GetCurrentStatementStartTimestamp() } as u64;
+        // A statement that takes long looks at the clock.
+        if slot.used.load(Relaxed).abs_diff(begun) > 1_000_000 && !CARETAKER.get() {
+            slot.used.store(worker::now() as u64, Relaxed);
         }
         Some(Table { slot, tree })
     }

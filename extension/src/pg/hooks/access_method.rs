@@ -61,7 +61,7 @@ unsafe fn own_method(relid: Oid) -> Oid {
 ///
 /// # Safety
 /// It is a method for tables, or none.
-pub unsafe fn is_ours(method: Oid) -> bool {
+unsafe fn is_ours(method: Oid) -> bool {
     // SAFETY: a syscache look-up; the tuple is released.
     unsafe {
         let row = pg_sys::SearchSysCache1(SysCacheIdentifier::AMOID as i32, pg_sys::Datum::from(method));
