@@ -169,7 +169,7 @@ test_long_merge() {
                             AND backend_type = 'loosekv worker'")" = 1 ]; do
                 [ $((SECONDS - begun)) -lt 20 ] || fail "no merge to be seen"
             done
-            within 300 "$statement"
+            within 1000 "$statement"
             sql "ALTER SYSTEM RESET loosekv.compression" >/dev/null
         done
     done

@@ -59,6 +59,16 @@ def same(publisher, subscriber):
         raise lib.Failure("the subscriber has other rows: " + "; ".join(wrong))
 
 
+def described(publisher):
+    """pg_walinspect shows what the records of changes say."""
+    start = publisher.sql("CREATE EXTENSION pg_walinspect", "SELECT pg_current_wal_lsn()").splitlines()[-1]
+    publisher.sql("INSERT INTO l1 VALUES (-1000, 0, 'x')", "UPDATE l1 SET v = 'y' WHERE k = -1000", "DELETE FROM l1 WHERE k = -1000", "SELECT pg_switch_wal()")
+    found = publisher.sql("SELECT string_agg(split_part(description, ',', 1), ' ' ORDER BY start_lsn) FROM pg_get_wal_records_info_till_end_of_wal("
+                          f"'{start}') WHERE resource_manager = 'loosekv' AND record_type = 'CHANGE'")
+    if found != "inserted updated deleted":
+        raise lib.Failure(f"pg_walinspect shows {found}")
+
+
 def main(directory, servers):
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else (15 if lib.SHORT else 300)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
@@ -84,15 +94,16 @@ def main(directory, servers):
         for what in kills:
             time.sleep(2 * rng.random())
             change_much(publisher)
-            kills[what] += 1
             if what in ("publisher", "subscriber"):
                 server = publisher if what == "publisher" else subscriber
                 server.kill_all()
                 server.start()
+                killed = True
             else:
                 server, title = (publisher, "walsender") if what == "walsender" else (subscriber, "logical replication worker")
-                server.kill_one(rng, title)
+                killed = server.kill_one(rng, title) is not None
                 server.wait_ready()
+            kills[what] += killed
         load.stop()
         transactions += sum(session.sent for session in load.sessions)
         complaints = load.complaints()
@@ -100,6 +111,7 @@ def main(directory, servers):
             raise lib.Failure(f"seed {seed}: sessions were told: " + "\n".join(complaints[:10]))
         settled(subscriber)
         same(publisher, subscriber)
+    described(publisher)
     return (f"{transactions} transactions, {', '.join(f'{what} killed {count} times' for what, count in kills.items())}; "
             "the subscriber's tables have the publisher's rows")
 

@@ -268,6 +268,28 @@ fn log(rel: Relation, kind: Kind::Type, new: Option<&Tuple>, old: Option<&Tuple>
     }
 }
 
+/// What `pg_walinspect` shows of a record.
+///
+/// # Safety
+/// A record of a change, as PostgreSQL hands it to a resource manager.
+pub unsafe fn describe(reader: *mut pg_sys::XLogReaderState) -> String {
+    // SAFETY: by the contract.
+    match parts(unsafe { main_data((*reader).record) }) {
+        Some((change, new, old)) => {
+            let kind = ["inserted", "updated", "deleted"].get(change.kind as usize).unwrap_or(&"?");
+            format!("{kind}, new row of {} bytes, old one of {}", new.len(), old.len())
+        }
+        None => "malformed".into(),
+    }
+}
+
+/// # Safety
+/// A record that was read whole.
+unsafe fn main_data<'a>(record: *const pg_sys::DecodedXLogRecord) -> &'a [u8] {
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts((*record).main_data.cast::<u8>(), (*record).main_data_len as usize) }
+}
+
 /// Decodes a record of ours: whatever it is, its transaction is one to know of.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn decode(
@@ -291,8 +313,7 @@ pub unsafe extern "C-unwind" fn decode(
         {
             return;
         }
-        let data = std::slice::from_raw_parts((*record).main_data.cast::<u8>(), (*record).main_data_len as usize);
-        let Some((change, new, old)) = parts(data) else {
+        let Some((change, new, old)) = parts(main_data(record)) else {
             error!("a record of a change to a loosekv table at {:X}/{:X} is malformed", lsn >> 32, lsn as u32);
         };
         let origin = (*record).record_origin;

@@ -256,6 +256,7 @@ unsafe extern "C-unwind" fn desc(buf: pg_sys::StringInfo, record: *mut pg_sys::X
             ),
             (FLIP, _, Some(flip), _) => format!("superseded {}, reused {}", flip.superseded, flip.reused),
             (DROP_DATABASE, _, _, Some(database)) => format!("database {database}"),
+            (CHANGE, ..) => logical::describe(record),
             _ => format!("{} bytes", bytes.len()),
         }
     };
