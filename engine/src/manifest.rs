@@ -111,6 +111,11 @@ impl RunDesc {
         (u128::from(whole) * u128::from(left) / u128::from(all)) as u64
     }
 
+    /// Versions that are left of it which have a newer one of their key in it.
+    pub fn outdated(&self) -> u64 {
+        self.left_of(self.shape.rows - self.shape.keys)
+    }
+
     pub fn pages(&self) -> u64 {
         self.extents.iter().map(|e| u64::from(e.pages)).sum()
     }

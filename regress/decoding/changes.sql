@@ -174,7 +174,7 @@ COMMIT PREPARED 'twin';
 SELECT regexp_replace(data, ', txid.*', '') FROM pg_logical_slot_get_changes('prepared', NULL, NULL, 'include-xids', '0');
 SELECT * FROM told();
 SELECT pg_drop_replication_slot('prepared');
--- another database's slot is none of ours; origins
+-- changes that come from elsewhere
 SELECT pg_replication_origin_create('elsewhere') > 0;
 SELECT pg_replication_origin_session_setup('elsewhere');
 INSERT INTO made VALUES (20, 20);

@@ -534,7 +534,7 @@ pub(super) fn infos(runs: &[Arc<RunDesc>], flushed: L0Id, standing: &Standing) -
             bytes: run.pages() * crate::types::PAGE_SIZE as u64 + run.value_bytes(),
             rows: run.rows(),
             tombstones: if seen { run.shape.tombstones } else { 0 },
-            outdated: if seen { run.left_of(run.shape.rows - run.shape.keys) } else { 0 },
+            outdated: if seen { run.outdated() } else { 0 },
             flushes,
             age: (flushed.0 - run.last_l0.0.min(flushed.0)) / flushes,
             finished: run.is_finished(&standing.ended),

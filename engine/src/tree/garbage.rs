@@ -75,7 +75,7 @@ impl<H: Host> Shared<H> {
     pub fn held_up(&self, oldest: Writer) -> u64 {
         let view = self.current.pin::<H>();
         let held = view.runs.iter().filter(|run| run.shape.max_writer >= oldest);
-        held.map(|run| run.left_of(run.shape.rows - run.shape.keys)).sum()
+        held.map(|run| run.outdated()).sum()
     }
 
     /// Whether there is more garbage than this.

@@ -21,7 +21,7 @@
 //! Replay does nothing at these records. TRUNCATE logs a record of PostgreSQL's own.
 
 use super::bindings_am::raw;
-use super::table_am::same_value;
+use super::slot_values::same_value;
 use super::{bindings, error, rmgr, slot, slots, xact};
 use crate::table::Open;
 use loosekv_engine::types::RowBuf;
@@ -274,20 +274,13 @@ fn log(rel: Relation, kind: Kind::Type, new: Option<&Tuple>, old: Option<&Tuple>
 /// A record of a change, as PostgreSQL hands it to a resource manager.
 pub unsafe fn describe(reader: *mut pg_sys::XLogReaderState) -> String {
     // SAFETY: by the contract.
-    match parts(unsafe { main_data((*reader).record) }) {
+    match parts(unsafe { rmgr::main_bytes(reader) }) {
         Some((change, new, old)) => {
             let kind = ["inserted", "updated", "deleted"].get(change.kind as usize).unwrap_or(&"?");
             format!("{kind}, new row of {} bytes, old one of {}", new.len(), old.len())
         }
         None => "malformed".into(),
     }
-}
-
-/// # Safety
-/// A record that was read whole.
-unsafe fn main_data<'a>(record: *const pg_sys::DecodedXLogRecord) -> &'a [u8] {
-    // SAFETY: by the contract.
-    unsafe { std::slice::from_raw_parts((*record).main_data.cast::<u8>(), (*record).main_data_len as usize) }
 }
 
 /// Decodes a record of ours: whatever it is, its transaction is one to know of.
@@ -302,7 +295,7 @@ pub unsafe extern "C-unwind" fn decode(
         let record = (*(*buffer).reader).record;
         let (xid, lsn) = ((*record).header.xl_xid, (*buffer).start);
         pg_sys::ReorderBufferProcessXid((*context).reorder, xid, lsn);
-        if u32::from((*record).header.xl_info) & !pg_sys::XLR_INFO_MASK != u32::from(rmgr::CHANGE) {
+        if rmgr::info((*buffer).reader) != rmgr::CHANGE {
             return;
         }
         let builder = (*context).snapshot_builder;
@@ -313,7 +306,7 @@ pub unsafe extern "C-unwind" fn decode(
         {
             return;
         }
-        let Some((change, new, old)) = parts(main_data(record)) else {
+        let Some((change, new, old)) = parts(rmgr::main_bytes((*buffer).reader)) else {
             error!("a record of a change to a loosekv table at {:X}/{:X} is malformed", lsn >> 32, lsn as u32);
         };
         let origin = (*record).record_origin;

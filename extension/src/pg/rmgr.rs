@@ -86,7 +86,7 @@ pub fn log_dropped_database(database: pg_sys::Oid) {
 
 /// # Safety
 /// `record` is a record as PostgreSQL hands it to a resource manager.
-unsafe fn info(record: *mut pg_sys::XLogReaderState) -> u8 {
+pub unsafe fn info(record: *mut pg_sys::XLogReaderState) -> u8 {
     // SAFETY: the reader holds a decoded record.
     unsafe { (*(*record).record).header.xl_info & !(pg_sys::XLR_INFO_MASK as u8) }
 }
@@ -107,12 +107,25 @@ unsafe fn block_data<'a>(record: *mut pg_sys::XLogReaderState) -> &'a [u8] {
 }
 
 /// # Safety
-/// As for [`info`]; any bytes are a `T`.
-unsafe fn main_data<T>(record: *mut pg_sys::XLogReaderState) -> Option<T> {
-    // SAFETY: the main data has the length that the record tells.
+/// As for [`info`].
+pub unsafe fn main_bytes<'a>(record: *mut pg_sys::XLogReaderState) -> &'a [u8] {
+    // SAFETY: the main data has the length that the record tells, and stays where it is until the next record is read.
     unsafe {
         let decoded = (*record).record;
-        ((*decoded).main_data_len as usize >= size_of::<T>()).then(|| (*decoded).main_data.cast::<T>().read_unaligned())
+        match (*decoded).main_data_len {
+            0 => &[],
+            len => std::slice::from_raw_parts((*decoded).main_data.cast(), len as usize),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`info`]; any bytes are a `T`.
+unsafe fn main_data<T>(record: *mut pg_sys::XLogReaderState) -> Option<T> {
+    // SAFETY: there are so many bytes.
+    unsafe {
+        let bytes = main_bytes(record);
+        (bytes.len() >= size_of::<T>()).then(|| bytes.as_ptr().cast::<T>().read_unaligned())
     }
 }
 

@@ -1,5 +1,6 @@
-//! Values passed by reference that a slot makes its own, those in expanded objects among them.
+//! Values passed by reference that a slot makes its own, those in expanded objects among them; and whether two values are the same.
 
+use super::bindings_am::raw;
 use crate::codec::header::{form, long_len, short_len, Form};
 use pgrx::pg_sys;
 use pgrx::pg_sys::Datum;
@@ -49,5 +50,18 @@ unsafe fn expanded(value: *const u8) -> Option<*mut pg_sys::ExpandedObjectHeader
         let is_expanded = form(*value) == Form::External
             && pgrx::varlena::vartag_is_expanded(u32::from(*value.add(1)) as pg_sys::vartag_external::Type);
         is_expanded.then(|| pg_sys::DatumGetEOHP(Datum::from(value as usize)))
+    }
+}
+
+/// Whether two values are the same, to the byte; but the same text may stand in a row with a short header, and come from an expression with a long one.
+///
+/// # Safety
+/// Both are values of the attribute's type.
+pub unsafe fn same_value(one: pg_sys::Datum, other: pg_sys::Datum, attribute: &pg_sys::FormData_pg_attribute) -> bool {
+    let (by_value, len) = (attribute.attbyval, attribute.attlen.into());
+    // SAFETY: by the contract; what may fail is a large value that has to be fetched, under a guard.
+    unsafe {
+        raw::datumIsEqual(one, other, by_value, len)
+            || (len == -1 && pg_sys::ffi::pg_guard_ffi_boundary(|| raw::datum_image_eq(one, other, by_value, len)))
     }
 }

@@ -6,6 +6,7 @@
 
 use super::bindings_am::raw;
 use super::error::{self, Duplicate};
+use super::slot_values::same_value;
 use super::{batch, catalog, logical, slot, slots, startup, table_ddl, table_index_build, table_scan, table_vacuum};
 use crate::host::process_local::{ProcessLocal, WithBorrow};
 use crate::pg::xact::{self, Purpose};
@@ -502,8 +503,7 @@ unsafe extern "C-unwind" fn update_guarded(
         let mut old = RowBuf::default();
         let unread = tid::to_unread(&*tid);
         let told = logical::is_wanted(rel);
-        let may_wait = || crosscheck.is_null() && !told && batch::takes_replaced(rel, cid);
-        if let Some(unread) = unread.filter(|_| may_wait()) {
+        if let Some(unread) = unread.filter(|_| !told && crosscheck.is_null() && batch::takes_replaced(rel, cid)) {
             if batch::keep_replaced(&open, slot, unread) {
                 *mode = LockTupleMode::LockTupleNoKeyExclusive;
                 *result = TM_Result::TM_Ok;
@@ -576,27 +576,13 @@ unsafe fn other_keys_differ(open: &Open, old: &RowBuf, slot: *mut TupleTableSlot
         for attno in &open.info.other_key_attributes {
             let at = usize::from(attno.unsigned_abs()) - 1;
             let same_null = old_nulls[at] == nulls[at];
-            let attribute = &attributes[at];
-            differ = !same_null || (!nulls[at] && !same_value(old_values[at], values[at], attribute));
+            differ = !same_null || (!nulls[at] && !same_value(old_values[at], values[at], &attributes[at]));
             if differ {
                 break;
             }
         }
         pg_sys::ExecDropSingleTupleTableSlot(old_slot);
         differ
-    }
-}
-
-/// To the byte; but the same text may stand in a row with a short header, and come from an expression with a long one.
-///
-/// # Safety
-/// Both are values of the attribute's type.
-pub unsafe fn same_value(one: pg_sys::Datum, other: pg_sys::Datum, attribute: &pg_sys::FormData_pg_attribute) -> bool {
-    let (by_value, len) = (attribute.attbyval, attribute.attlen.into());
-    // SAFETY: by the contract; what may fail is a large value that has to be fetched, under a guard.
-    unsafe {
-        raw::datumIsEqual(one, other, by_value, len)
-            || (len == -1 && pg_sys::ffi::pg_guard_ffi_boundary(|| raw::datum_image_eq(one, other, by_value, len)))
     }
 }
 

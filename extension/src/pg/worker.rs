@@ -326,7 +326,7 @@ fn survey() {
             known += 1;
             let unwritten = unwritten_for(tree, now_micros);
             let quiet = unwritten >= QUIET;
-            // Use counts from the beginning of a statement, which may write for long.
+            // Use counts from when a statement turned to the table last, and one may write for long.
             let idle = quiet && now_micros.abs_diff(used) > IDLE_TABLE;
             let calm = need::Calm { quiet, rested: unwritten >= RESTED, idle };
             let task = need::look(tree, &global.budgets, &standing, calm);
