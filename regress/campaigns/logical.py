@@ -62,7 +62,7 @@ def same(publisher, subscriber):
 def described(publisher):
     """pg_walinspect shows what the records of changes say."""
     start = publisher.sql("CREATE EXTENSION pg_walinspect", "SELECT pg_current_wal_lsn()").splitlines()[-1]
-    publisher.sql("INSERT INTO l1 VALUES (-1000, 0, 'x')", "UPDATE l1 SET v = 'y' WHERE k = -1000", "DELETE FROM l1 WHERE k = -1000", "SELECT pg_switch_wal()")
+    publisher.sql("INSERT INTO l1 VALUES (9000000000000, 0, 'x')", "UPDATE l1 SET v = 'y' WHERE k = 9000000000000", "DELETE FROM l1 WHERE k = 9000000000000", "SELECT pg_switch_wal()")
     found = publisher.sql("SELECT string_agg(split_part(description, ',', 1), ' ' ORDER BY start_lsn) FROM pg_get_wal_records_info_till_end_of_wal("
                           f"'{start}') WHERE resource_manager = 'loosekv' AND record_type = 'CHANGE'")
     if found != "inserted updated deleted":
