@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::process;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,7 +170,7 @@ impl Fs for RealFs {
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Box::new(file))
+        Ok(Box::new(RealLock { file, holder: process::id() }))
     }
 
     fn room(&self, dir: &Path) -> Option<u64> {
@@ -188,6 +189,23 @@ impl Fs for RealFs {
 
     fn sleep(&self, time: Duration) {
         std::thread::sleep(time);
+    }
+}
+
+/// A locked file, which a child process may have inherited. Its descriptor is the same lock, and closing ours would not end
+/// that before the child has run another program, or ends.
+struct RealLock {
+    file: fs::File,
+    /// A child that drops its copy of the store leaves its parent's locked.
+    holder: u32,
+}
+
+impl Drop for RealLock {
+    fn drop(&mut self) {
+        if process::id() == self.holder {
+            // SAFETY: a system call on a descriptor that `file` holds open.
+            unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
+        }
     }
 }
 
@@ -345,5 +363,20 @@ pub(crate) mod tests {
         assert_eq!(RealFs.lock(&dir.0.join("lock")).err().unwrap().kind(), io::ErrorKind::WouldBlock);
         drop(held);
         assert!(RealFs.lock(&dir.0.join("lock")).is_ok());
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_holder_while_a_child_has_the_file_too() {
+        let dir = Scratch::new();
+        let path = dir.0.join("lock");
+        let held = RealFs.lock(&path).unwrap();
+        let lock = held.downcast_ref::<RealLock>().unwrap();
+        let inherited = lock.file.try_clone().unwrap();
+        // A child that ends, or drops the store, unlocks nothing.
+        drop(RealLock { file: lock.file.try_clone().unwrap(), holder: lock.holder + 1 });
+        assert_eq!(RealFs.lock(&path).err().unwrap().kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        assert!(RealFs.lock(&path).is_ok());
+        drop(inherited);
     }
 }
