@@ -749,8 +749,9 @@ cluster_start "$dir" "loosekv.memtable_size = '64kB'" "loosekv.fan_in = 4" "log_
 sql "CREATE EXTENSION loosekv" >/dev/null
 for name in "${tests[@]}"; do
     echo "test     $name"
+    begun_test=$SECONDS
     "test_$name"
-    echo "ok       $name"
+    echo "ok       $name ($((SECONDS - begun_test)) s)"
 done
 if grep -E "PANIC|assertion|own a lock|leak|could not (flush|merge|sweep|rebuild)" "$dir/log" >&2; then
     fail "the server's log has more than it should"

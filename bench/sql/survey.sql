@@ -70,6 +70,11 @@ SELECT count(s.c) FROM generate_series(1, 100000) g JOIN indexed s ON s.b = g;
 --+ SET enable_seqscan = off;
 SELECT count(c) FROM indexed WHERE a BETWEEN 10 AND 60;
 
+-- bitmap of a secondary index, a quarter of the rows
+--+ SET enable_indexscan = off;
+--+ SET enable_seqscan = off;
+SELECT count(c) FROM indexed WHERE a < 250;
+
 -- first of each key prefix, 50,000 times
 SELECT count(v) FROM generate_series(1, 50000) g JOIN LATERAL (SELECT v FROM events WHERE at = '2026-01-01'::timestamptz + g * interval '1 s' ORDER BY id LIMIT 1) x ON true;
 

@@ -15,10 +15,16 @@ pub fn narrow_at(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
         return Some(0);
     }
     if let Some(word) = u64_at(bytes, at) {
-        return Some(if width >= 8 { word } else { word & ((1 << (8 * width)) - 1) });
+        return Some(word & mask_of(width));
     }
     let tail = bytes.get(at..at + width)?;
     Some(tail.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)))
+}
+
+/// What of a word a number of `width` bytes at its beginning is.
+#[inline]
+pub fn mask_of(width: usize) -> u64 {
+    u64::MAX.checked_shl(8 * width as u32).map_or(u64::MAX, |above| !above)
 }
 
 /// Bytes needed for `value`.

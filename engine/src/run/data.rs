@@ -32,7 +32,7 @@
 //! before lacks: at its beginning, so that who reads them on comes by the page's head and nothing else. Such pages are of page
 //! format 2.
 
-use super::bytes::{narrow_at, put_narrow, shared_prefix, u16_at, u32_at, u64_at, width_of};
+use super::bytes::{mask_of, narrow_at, put_narrow, shared_prefix, u16_at, u32_at, u64_at, width_of};
 use super::reader::REST_LINES;
 use crate::bytes::{get_varint, put_varint, varint_len};
 use crate::cpu::LINE;
@@ -422,10 +422,19 @@ impl Layout {
         if guess < self.rows && found(guess)? == delta {
             return Ok(Some(guess));
         }
-        for i in 0..self.rows {
+        // A word from each row's number on; behind the last ones stands less.
+        let (mask, mut at, mut i) = (mask_of(self.row_id_width), self.numbers_at, 0);
+        while let (Some(word), true) = (u64_at(image, at), i < self.rows) {
+            if word & mask == delta {
+                return Ok(Some(i));
+            }
+            (at, i) = (at + self.head_len, i + 1);
+        }
+        while i < self.rows {
             if found(i)? == delta {
                 return Ok(Some(i));
             }
+            i += 1;
         }
         Ok(None)
     }

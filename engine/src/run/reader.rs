@@ -14,7 +14,7 @@ use crate::mutation::{on, Mutation::CutRowsShown};
 use crate::page::{PageBuf, PageKind, CONTENT};
 use crate::pieces::Pieces;
 use crate::types::{ExtentSeq, PageNo, RowBuf, RowId, RowRef, Verdict};
-use std::ops::RangeInclusive;
+use std::ops::{Deref, RangeInclusive};
 
 /// Lines of a page that are fetched at once where the rest of a row is.
 pub(super) const REST_LINES: usize = 4;
@@ -51,8 +51,6 @@ pub struct OnPage<P> {
     page: P,
     no: PageNo,
     seq: ExtentSeq,
-    /// Place of the row, if that is known.
-    slot: Option<usize>,
 }
 
 /// Working space of look-ups, owned by the caller and used again from call to call.
@@ -234,11 +232,10 @@ impl<'a> Run<'a> {
         let (page, no, seq) = self.read(source, index)?;
         page.touch();
         scratch.pages_read += 1;
-        self.row_on(source, &OnPage { index, page, no, seq, slot: None }, row, scratch, out)
+        self.row_on(source, &OnPage { index, page, no, seq }, None, row, scratch, out)
     }
 
-    /// As [`Run::page_left_of_row`], but by the leaf of the run's directory that was looked at last, if the row id is there. Begins to
-    /// fetch what is looked at first of the data page.
+    /// As [`Run::page_left_of_row`], but by the leaf of the run's directory that was looked at last, if the row id is there.
     pub fn page_by_leaf<S: PageSource>(
         &self,
         source: &S,
@@ -256,53 +253,50 @@ impl<'a> Run<'a> {
             }
             None => self.page_of_row_in(source, row, scratch, Some(leaf))?,
         };
-        let index = index.filter(|index| *index >= self.first_page());
-        if let Some(index) = index {
-            self.touch_head(source, index);
-        }
-        Ok(index)
+        Ok(index.filter(|index| *index >= self.first_page()))
     }
 
+    /// Begins to fetch what is looked at first of a data page.
     #[inline]
-    fn touch_head<S: PageSource>(&self, source: &S, index: u32) {
+    pub fn touch_head<S: PageSource>(&self, source: &S, index: u32) {
         self.touch(source, index, (0..HEAD_LINES).map(|line| line * LINE));
     }
 
-    /// Reads the page of a row, and begins to fetch the row.
-    pub fn find_on_page<S: PageSource>(
-        &self,
-        source: &S,
-        index: u32,
-        row: RowId,
-        scratch: &mut Scratch,
-    ) -> Result<OnPage<S::Page>> {
+    /// Reads the page of a row.
+    pub fn open_page<S: PageSource>(&self, source: &S, index: u32, scratch: &mut Scratch) -> Result<OnPage<S::Page>> {
         let (page, no, seq) = self.read(source, index)?;
         scratch.pages_read += 1;
-        let mut slot = None;
-        if page.flags() & COMPRESSED == 0 {
-            let contents = page.expect(no, PageKind::Data, seq)?;
-            let Contents { image, missing, .. } = Contents::parse(no, contents, page.flags())?;
-            let layout = Layout::parse(no, image, missing)?;
-            slot = layout.find_row(image, row)?;
-            if let Some(slot) = slot {
-                layout.places_of(image, slot).for_each(|place| prefetch(image.as_ptr().wrapping_add(place)));
-            }
-        }
-        Ok(OnPage { index, page, no, seq, slot })
+        Ok(OnPage { index, page, no, seq })
     }
 
-    /// As [`Run::by_row`], of a row whose page has been read.
+    /// Place of a row on its page, which begins to be fetched; `None`: the page is compressed.
+    pub fn find_on_page<P: Deref<Target = PageBuf>>(&self, on: &OnPage<P>, row: RowId) -> Result<Option<usize>> {
+        if on.page.flags() & COMPRESSED != 0 {
+            return Ok(None);
+        }
+        let contents = on.page.expect(on.no, PageKind::Data, on.seq)?;
+        let Contents { image, missing, .. } = Contents::parse(on.no, contents, on.page.flags())?;
+        let layout = Layout::parse(on.no, image, missing)?;
+        let slot = layout.find_row(image, row)?;
+        if let Some(slot) = slot {
+            layout.places_of(image, slot).for_each(|place| prefetch(image.as_ptr().wrapping_add(place)));
+        }
+        Ok(slot)
+    }
+
+    /// As [`Run::by_row`], of a row whose page has been read, and its place on that, if it is known.
     pub fn row_on<S: PageSource>(
         &self,
         source: &S,
         on: &OnPage<S::Page>,
+        slot: Option<usize>,
         row: RowId,
         scratch: &mut Scratch,
         out: &mut RowBuf,
     ) -> Result<Option<bool>> {
         let part = scratch.unpacked.image(&on.page, on.no, on.seq)?;
         let layout = Layout::parse(on.no, part.bytes, part.missing)?;
-        let slot = if on.slot.is_some() { on.slot } else { layout.find_row(part.bytes, row)? };
+        let slot = if slot.is_some() { slot } else { layout.find_row(part.bytes, row)? };
         let Some(slot) = slot else {
             return Err(Error::page(on.no, CONTENT, format!("row {row} is not where the directory says")));
         };

@@ -9,13 +9,14 @@
 
 use std::ops::Range;
 
-/// Most keys that are asked for ahead of the one that is read; and the fewest.
+/// Most keys that are asked for ahead of the one that is read, if nothing else is said; and the fewest.
 const MOST: usize = 32;
 const FEWEST: usize = 4;
 
 /// What was asked for, of one list.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Asking {
+    most: usize,
     /// Keys that are asked for ahead.
     window: usize,
     /// The first that was not asked for.
@@ -24,7 +25,18 @@ pub struct Asking {
     fetched: Option<u64>,
 }
 
+impl Default for Asking {
+    fn default() -> Asking {
+        Asking::of_up_to(MOST)
+    }
+}
+
 impl Asking {
+    /// For so many keys ahead of the one that is read, at most.
+    pub fn of_up_to(most: usize) -> Asking {
+        Asking { most, window: 0, until: 0, fetched: None }
+    }
+
     /// The reader comes to the key with this number of so many; `fetched`: what the host has fetched so far
     /// ([`crate::host::Host::pages_fetched`]). The numbers of those to ask for.
     #[inline]
@@ -35,11 +47,16 @@ impl Asking {
             return next..next;
         }
         self.window = match self.fetched.replace(fetched).is_some_and(|before| before != fetched) {
-            true => (2 * self.window).clamp(FEWEST, MOST),
+            true => (2 * self.window).clamp(FEWEST, self.most),
             false => self.window / 2,
         };
         self.until = (next + self.window).min(keys).max(from);
         from..self.until
+    }
+
+    /// For another list, of which as much is asked for ahead as of this one at last.
+    pub fn anew(self) -> Asking {
+        Asking { until: 0, ..self }
     }
 
     /// How many keys may be read at once from this one on, of so many: others are on their way meanwhile.

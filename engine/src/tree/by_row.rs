@@ -30,28 +30,7 @@ pub enum Looked {
     Found,
 }
 
-/// Where a row version is: those who look at many in the order of their places come to each page once.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Place {
-    /// `None`: it is in a memtable.
-    run: Option<usize>,
-    page: u32,
-}
-
 impl<H: Host> Tree<'_, H> {
-    /// Where the row version with this row id is, for which no data page is read. `None`: there is none (any more); a place that was
-    /// found may turn out to be that of a row that has just been dropped.
-    pub fn place_of_row(&self, row: RowId) -> Result<Option<Place>> {
-        let view = self.pin();
-        if view.memtables().any(|generation| generation.table.by_row(row).is_some()) {
-            return Ok(Some(Place { run: None, page: 0 }));
-        }
-        let look =
-            |run: &Run<'_>, pages: &Pages<'_, H>, scratch: &mut Scratch| run.page_left_of_row(pages, row, scratch);
-        let found = SCRATCH.with_borrow_mut(|scratch| self.in_runs(&view, row, scratch, look))?;
-        Ok(found.map(|(at, page)| Place { run: Some(at), page }))
-    }
-
     /// The row version with this row id will be looked at: asks for its data page, if it has one. A hint.
     pub fn ask_for_row(&self, row: RowId) -> Result<()> {
         let view = self.pin();

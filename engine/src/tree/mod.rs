@@ -75,7 +75,7 @@ mod worth;
 mod write;
 
 pub use asking::Asking;
-pub use by_row::{Looked, Place};
+pub use by_row::Looked;
 pub use check::{Finding, Phase, Watch};
 pub use follow::{Holder, Next};
 pub use full_disk::{for_deletes, is_much_room};
@@ -83,6 +83,7 @@ pub use live_options::LiveOptions;
 pub use scan::Cursor;
 pub use shared::{Counters, Coverage, Shared, BLANK};
 pub use sink::Ebb;
+pub use together::Placed;
 pub use value_log::{fuzz_value, LargeValue, MAX_VALUE};
 pub use version::{unpin_by_force, SuperVersion};
 pub use write::MOST_STRIPED;

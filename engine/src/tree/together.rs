@@ -9,6 +9,8 @@
 //! Who reads one row waits for memory three times, one after the other: for the page's buffer, for its head, for the row. So each step is
 //! done for several rows before the next one is. In the order of their ids most rows are told by the leaf of the directory that
 //! told the one before.
+//!
+//! Where many rows are wanted, and in any order, they are read in that of their *places*: each page once for all of its rows.
 
 use crate::error::Result;
 use crate::host::{Host, Saw};
@@ -18,11 +20,48 @@ use crate::tree::read::{Pages, SCRATCH};
 use crate::tree::version::SuperVersion;
 use crate::tree::{Hint, Tree};
 use crate::types::{RowBuf, RowId};
+use std::ops::Range;
 
 /// Rows that go from step to step together: so many pages are in use at a time, at most.
 const TOGETHER: usize = 8;
+/// Pages between which there are fewer than so many are asked for together, with those between them.
+const NEIGHBOURS: u32 = 4;
 /// No more rows are read once their bodies have so many bytes.
 const BYTES: usize = 64 << 10;
+
+/// A row version, and where it was when somebody has looked for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed {
+    place: Place,
+    pub row: RowId,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place {
+    /// The superversion's number.
+    view: u64,
+    /// Number of the run, from 1; 0: it was in a memtable, or nobody has looked.
+    run: u32,
+    page: u32,
+}
+
+impl Placed {
+    /// Nobody has looked.
+    pub fn unknown(row: RowId) -> Placed {
+        Placed { place: Place { view: 0, run: 0, page: 0 }, row }
+    }
+
+    /// Who wants many in the order of this comes to each page once.
+    pub fn order(&self) -> u64 {
+        u64::from(self.place.run) << 32 | u64::from(self.place.page)
+    }
+
+    /// Place of the run that has it, and its page, as far as this superversion is the one in which it was looked for.
+    fn page_in(&self, view: &SuperVersion) -> Option<(usize, u32)> {
+        let Place { view: of, run, page } = self.place;
+        (of == view.number).then(|| run.checked_sub(1)).flatten().map(|at| (at as usize, page))
+    }
+}
 
 /// Where a row version was found.
 #[derive(Clone, Copy)]
@@ -34,12 +73,12 @@ enum Found {
 }
 
 /// How far the way to a row has been gone.
-enum Way<P> {
+enum Way {
     Ended(Found),
     /// To this data page of the run at this place ...
     Page(usize, u32),
-    /// ... and to the row on it.
-    Row(usize, OnPage<P>),
+    /// ... and to its place on the page, if that is known, which is the one with this number of those that were opened.
+    Row(usize, Option<usize>),
 }
 
 /// What rows that are read together have in common.
@@ -50,17 +89,23 @@ struct Common<P> {
     once: Option<bool>,
 }
 
+impl<P> Default for Common<P> {
+    fn default() -> Common<P> {
+        Common { leaf: (0, None), once: None }
+    }
+}
+
 impl<H: Host> Tree<'_, H> {
     /// As [`Tree::look_at_row`], for several rows: `tell` is told of each in turn, with the hint of one that is alone. How many were
     /// looked at: not all, where they are large.
     pub fn look_at_rows(
         &self,
-        rows: &[RowId],
+        rows: &[Placed],
         out: &mut [RowBuf],
         mut tell: impl FnMut(&RowBuf, Looked, Option<&Hint<'_>>),
     ) -> Result<usize> {
         let view = self.pin();
-        let mut common = Common { leaf: (0, None), once: None };
+        let mut common = Common::default();
         let (mut done, mut bytes) = (0, 0);
         for (rows, out) in rows.chunks(TOGETHER).zip(out.chunks_mut(TOGETHER)) {
             let found = self.rows_together(&view, rows, out, &mut common)?;
@@ -88,38 +133,114 @@ impl<H: Host> Tree<'_, H> {
         Ok(done)
     }
 
+    /// Tells of those of these rows that there are (still), and where they are; no data page is read. One of them may turn out to have
+    /// just been dropped.
+    pub fn locate_rows(&self, rows: &[RowId], mut tell: impl FnMut(Placed)) -> Result<()> {
+        let view = self.pin();
+        let mut common = Common::default();
+        SCRATCH.with_borrow_mut(|scratch| {
+            for row in rows {
+                let (run, page) = match view.memtables().any(|generation| generation.table.by_row(*row).is_some()) {
+                    true => (0, 0),
+                    false => match self.page_of_row(&view, *row, scratch, &mut common)? {
+                        Some((at, page)) => (at as u32 + 1, page),
+                        None => continue,
+                    },
+                };
+                tell(Placed { place: Place { view: view.number, run, page }, row: *row });
+            }
+            Ok(())
+        })
+    }
+
+    /// These row versions will be looked at: asks for their data pages, of neighbours with one request. A hint.
+    pub fn ask_for_rows(&self, rows: &[Placed]) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let view = self.pin();
+        let ask = |(at, pages): (usize, Range<u32>)| {
+            view.runs.get(at).into_iter().for_each(|desc| desc.run().prefetch(&Pages(&self.host), pages.clone()));
+        };
+        let mut asked: Option<(usize, Range<u32>)> = None;
+        for placed in rows {
+            let Some((at, page)) = placed.page_in(&view) else {
+                self.ask_for_row(placed.row)?;
+                continue;
+            };
+            match &mut asked {
+                Some((of, pages)) if *of == at && (pages.start..pages.end + NEIGHBOURS).contains(&page) => {
+                    pages.end = pages.end.max(page + 1);
+                }
+                _ => asked.replace((at, page..page + 1)).into_iter().for_each(ask),
+            }
+        }
+        asked.into_iter().for_each(ask);
+        Ok(())
+    }
+
+    /// Whether there is a row version with this row id (still).
+    pub fn has_row(&self, row: RowId) -> Result<bool> {
+        let mut has = false;
+        self.locate_rows(&[row], |_| has = true)?;
+        Ok(has)
+    }
+
     /// Copies these rows; where each of them was found.
     fn rows_together(
         &self,
         view: &SuperVersion,
-        rows: &[RowId],
+        rows: &[Placed],
         out: &mut [RowBuf],
         common: &mut Common<H::Page>,
     ) -> Result<[Found; TOGETHER]> {
         let pages = Pages(&self.host);
-        let mut ways: [Way<H::Page>; TOGETHER] = std::array::from_fn(|_| Way::Ended(Found::Nowhere));
+        let mut ways = [const { Way::Ended(Found::Nowhere) }; TOGETHER];
+        // With the place of its run.
+        let mut opened: [Option<(usize, OnPage<H::Page>)>; TOGETHER] = [const { None }; TOGETHER];
         let mut all_found = [Found::Nowhere; TOGETHER];
         SCRATCH.with_borrow_mut(|scratch| {
-            for ((way, row), out) in ways.iter_mut().zip(rows).zip(&mut *out) {
-                *way = match self.logged_row(view, *row, out)? {
-                    true => Way::Ended(Found::Logged),
-                    false => self.way_of(view, *row, scratch, common)?,
+            let mut touched = None;
+            for ((way, placed), out) in ways.iter_mut().zip(rows).zip(&mut *out) {
+                let page = match placed.page_in(view) {
+                    Some(page) => Some(page),
+                    None if self.logged_row(view, placed.row, out)? => {
+                        *way = Way::Ended(Found::Logged);
+                        continue;
+                    }
+                    None => self.page_of_row(view, placed.row, scratch, common)?,
                 };
+                let Some((at, index)) = page else { continue };
+                if touched.replace((at, index)) != page {
+                    view.runs.get(at).into_iter().for_each(|desc| desc.run().touch_head(&pages, index));
+                }
+                *way = Way::Page(at, index);
             }
-            for (way, row) in ways.iter_mut().zip(rows) {
-                if let Way::Page(at, index) = *way {
-                    let Some(desc) = view.runs.get(at) else { continue };
-                    *way = Way::Row(at, desc.run().find_on_page(&pages, index, *row, scratch)?);
+            let (mut count, mut last) = (0, None);
+            for (way, Placed { row, .. }) in ways.iter_mut().zip(rows) {
+                let Way::Page(at, index) = *way else { continue };
+                let Some(desc) = view.runs.get(at) else { continue };
+                let run = desc.run();
+                if last.replace((at, index)) != Some((at, index)) {
+                    let page = run.open_page(&pages, index, scratch)?;
+                    if let Some(place) = opened.get_mut(count) {
+                        *place = Some((at, page));
+                        count += 1;
+                    }
+                }
+                if let Some((_, page)) = opened.get(count - 1).and_then(Option::as_ref) {
+                    *way = Way::Row(count - 1, run.find_on_page(page, *row)?);
                 }
             }
-            for (((way, row), out), found) in ways.into_iter().zip(rows).zip(out).zip(&mut all_found) {
+            for (((way, Placed { row, .. }), out), found) in ways.iter().zip(rows).zip(out).zip(&mut all_found) {
                 *found = match way {
-                    Way::Ended(found) => found,
+                    Way::Ended(found) => *found,
                     Way::Page(..) => Found::Nowhere,
-                    Way::Row(at, on_page) => {
-                        let Some(desc) = view.runs.get(at) else { continue };
-                        match desc.run().row_on(&pages, &on_page, *row, scratch, out)? {
-                            Some(newest) => Found::InRun(at, newest),
+                    Way::Row(number, slot) => {
+                        let Some((at, page)) = opened.get(*number).and_then(Option::as_ref) else { continue };
+                        let Some(desc) = view.runs.get(*at) else { continue };
+                        match desc.run().row_on(&pages, page, *slot, *row, scratch, out)? {
+                            Some(newest) => Found::InRun(*at, newest),
                             // The run was cut and has it no more.
                             None => self.row_in_runs(view, *row, scratch, out)?.into(),
                         }
@@ -130,14 +251,14 @@ impl<H: Host> Tree<'_, H> {
         })
     }
 
-    /// The way to a row that is in no memtable, as far as its data page.
-    fn way_of(
+    /// Place of the run that has a row which is in no memtable, and its data page.
+    fn page_of_row(
         &self,
         view: &SuperVersion,
         row: RowId,
         scratch: &mut Scratch,
         common: &mut Common<H::Page>,
-    ) -> Result<Way<H::Page>> {
+    ) -> Result<Option<(usize, u32)>> {
         let (of, leaf) = &mut common.leaf;
         for (at, desc) in view.runs.iter().enumerate() {
             if row < desc.shape.min_row || row > desc.shape.max_row {
@@ -148,10 +269,10 @@ impl<H: Host> Tree<'_, H> {
                 (*of, *leaf) = (at, None);
             }
             if let Some(index) = desc.run().page_by_leaf(&Pages(&self.host), row, scratch, leaf)? {
-                return Ok(Way::Page(at, index));
+                return Ok(Some((at, index)));
             }
         }
-        Ok(Way::Ended(Found::Nowhere))
+        Ok(None)
     }
 }
 

@@ -71,7 +71,7 @@ impl DeadRows {
     /// Whether an entry that points there may go. What has died since is left to the next VACUUM.
     pub fn is_dead(&mut self, tid: &pg_sys::ItemPointerData) -> bool {
         let Some(row) = mvcc::row_id_of_tid(tid) else { return true };
-        if self.open.ok(self.open.tree.place_of_row(row)).is_none() || self.aborted.binary_search(&row).is_ok() {
+        if !self.open.ok(self.open.tree.has_row(row)) || self.aborted.binary_search(&row).is_ok() {
             return true;
         }
         let superseded = self.superseded.binary_search(&row).is_ok();

@@ -7,7 +7,7 @@ use crate::table::by_row;
 use crate::table::key_scan::KeyScan;
 use crate::table::mvcc::{self, Standing};
 use crate::table::{recent, tid, Open};
-use loosekv_engine::tree::{Direction, Hint, Looked};
+use loosekv_engine::tree::{Direction, Hint, Looked, Placed};
 use loosekv_engine::types::{Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{BlockNumber, Datum, IndexInfo, Relation, TableScanDesc, TupleTableSlot};
@@ -329,8 +329,8 @@ impl Feed {
             let mut rows = Default::default();
             for first in (start..end).step_by(step as usize) {
                 let piece = first..end.min(first.saturating_add(step));
-                let ids = piece.flat_map(|block| by_row::rows_of_block(&open, block));
-                for id in open.ok(by_row::by_place(&open, ids)) {
+                let ids = piece.flat_map(|block| by_row::rows_of_block(&open, block)).map(RowId);
+                for Placed { row: id, .. } in open.ok(by_row::by_place(&open, ids)) {
                     by_row::let_others();
                     self.version(&open, id, &mut rows, evaluation);
                 }

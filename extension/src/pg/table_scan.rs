@@ -11,7 +11,7 @@ use crate::table::{bitmap, by_row, recent, splits, tid, unread, Open};
 use loosekv_engine::error::Result;
 use loosekv_engine::host::Host;
 use loosekv_engine::run::Spot;
-use loosekv_engine::tree::Direction;
+use loosekv_engine::tree::{Direction, Placed};
 use loosekv_engine::types::{RowBuf, RowId, RowRef};
 use pgrx::pg_sys;
 use pgrx::pg_sys::{ItemPointer, Relation, Snapshot, TableScanDesc, TupleTableSlot};
@@ -258,7 +258,9 @@ pub unsafe extern "C-unwind" fn bitmap_block(scan: TableScanDesc, page: *mut pg_
         if !state(scan).has_bitmap() {
             executor::prepare_second_look();
         }
-        state(scan).begin_bitmap_page((*page).blockno, bitmap::offsets_of(page));
+        let state = state(scan);
+        let recheck = state.begin_bitmap_page((*page).blockno, bitmap::offsets_of(page), (*page).recheck);
+        (*page).recheck = state.open.ok(recheck);
     }
     true
 }
@@ -266,14 +268,14 @@ pub unsafe extern "C-unwind" fn bitmap_block(scan: TableScanDesc, page: *mut pg_
 #[pg_guard]
 pub unsafe extern "C-unwind" fn bitmap_row(
     scan: TableScanDesc,
-    page: *mut pg_sys::TBMIterateResult,
+    _page: *mut pg_sys::TBMIterateResult,
     slot: *mut TupleTableSlot,
 ) -> bool {
-    // SAFETY: as for `next`; the page has as many offsets as it says.
+    // SAFETY: as for `next`.
     unsafe {
         let state = state(scan);
         let open = &raw const state.open;
-        let found = state.next_in_bitmap_page((*page).blockno, bitmap::offsets_of(page));
+        let found = state.next_in_bitmap_page();
         let given = give(open, found, slot);
         if given {
             statistics::count_fetched((*scan).rs_rd);
@@ -433,7 +435,8 @@ impl LookingUp {
             if before != self.fetched {
                 self.together.iter().try_for_each(|row| open.tree.ask_for_row(*row))?;
             }
-            self.by_row.read_together(open, view, snapshot, self.together.iter().copied())?;
+            let rows = self.together.iter().copied().map(Placed::unknown);
+            self.by_row.read_together(open, view, snapshot, rows)?;
         }
         Ok(())
     }

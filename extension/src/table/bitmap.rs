@@ -1,36 +1,46 @@
-//! What a bitmap names: its rows, and those that come next, whose pages are asked for before the scan comes to them.
+//! The rows that a bitmap names, in an order in which it costs least to read them.
 //!
-//! PostgreSQL asks for blocks of a bitmap as if they were blocks of the file; ours are row ids. So the bitmap is gone through a second
-//! time here, further ahead, once the scan has had to wait for pages.
+//! PostgreSQL gives a bitmap page by page: a virtual block of row ids, and which of them. Rows whose ids are near each other lie far from
+//! each other in the runs, mostly. So rows of many pages are taken together, a batch, and come in the order of their places, with the
+//! first page of the batch. Each page of the table is read once for all that the batch has of it, and is asked for before the scan
+//! comes to it, once the scan has had to wait for pages.
+//!
+//! ```text
+//!   bitmap   | page 3 | page 4 | page 7 | page 9 | page 11 | ...
+//!   scan       3 4 7    none     none     9 11 ...
+//! ```
+//!
+//! The first batches are small, and the first one is as the bitmap has it, for the scan may not want all rows. Where the rows of one page are
+//! to be checked again, those of its batch are. Parallel workers claim pages of the bitmap that they share, each for its batches.
 
-use super::{tid, Open};
+use super::{by_row, tid, Open};
 use crate::host::pins;
 use loosekv_engine::error::Result;
 use loosekv_engine::host::Host;
-use loosekv_engine::tree::Asking;
+use loosekv_engine::tree::{Asking, Placed};
 use loosekv_engine::types::RowId;
 use pgrx::pg_sys;
-use std::collections::VecDeque;
-use std::ops::Range;
 
-/// How many rows are read together, at most: first one, then ever more, for the scan may not want all.
+/// How many rows are read together, at most: first one, then ever more.
 const MOST: usize = 32;
+
+/// Rows from which on the first batch takes no more pages, and how many times as many it is of each next one, as far as `work_mem` goes.
+const FIRST_BATCH: usize = 32;
+const GROWTH: usize = 4;
+
+/// Rows whose pages are asked for ahead.
+const ASKED: usize = 256;
 
 /// The rows that one page of a bitmap names, a virtual block: those at the offsets, or (`None`) any in it. An offset that no row can have
 /// names none.
-pub fn entries(block: u32, offsets: Option<&[u16]>) -> impl Iterator<Item = Option<RowId>> + '_ {
-    (0..).map_while(move |entry| entry_of(block, offsets, entry))
-}
-
-/// One of them; `None`: there are no more.
-#[inline]
-pub fn entry_of(block: u32, offsets: Option<&[u16]>, entry: usize) -> Option<Option<RowId>> {
-    let offset = match offsets {
-        Some(offsets) => u64::from(*offsets.get(entry)?),
-        None => Some(entry as u64 + 1).filter(|offset| *offset <= tid::ROWS_PER_BLOCK)?,
+fn rows_of_page(block: u32, offsets: Option<&[u16]>) -> impl Iterator<Item = RowId> + '_ {
+    let all = match offsets {
+        Some(_) => 1..1,
+        None => 1..tid::ROWS_PER_BLOCK + 1,
     };
-    let is_one = (1..=tid::ROWS_PER_BLOCK).contains(&offset);
-    Some(is_one.then(|| RowId(u64::from(block) * tid::ROWS_PER_BLOCK + offset - 1)))
+    let offsets = offsets.unwrap_or_default().iter().map(|offset| u64::from(*offset)).chain(all);
+    let first = u64::from(block) * tid::ROWS_PER_BLOCK;
+    offsets.filter(|offset| (1..=tid::ROWS_PER_BLOCK).contains(offset)).map(move |offset| RowId(first + offset - 1))
 }
 
 /// The offsets in a page of a bitmap; `None`: any.
@@ -42,128 +52,179 @@ pub unsafe fn offsets_of<'a>(page: *mut pg_sys::TBMIterateResult) -> Option<&'a 
     unsafe { usize::try_from((*page).ntuples).ok().map(|count| (*page).offsets.as_slice(count)) }
 }
 
-/// Goes through a scan's bitmap ahead of the scan.
-pub struct BitmapAhead {
+/// What is known of a row while a batch is put in order: its id, where it is, and that once more while they are sorted.
+const BYTES_A_ROW: usize = size_of::<RowId>() + 2 * size_of::<Placed>();
+
+/// Of the rows that a parallel worker is expected to read, one batch has so many parts: the others would have to wait for who has claimed
+/// the last ones.
+const BATCHES_A_WORKER: f64 = 2.0;
+
+/// What pages of a bitmap are had from.
+enum Pages {
+    /// It is gone through a second time.
+    Own(*mut pg_sys::TBMIterator),
+    /// They are claimed from those that nobody has.
+    Shared(*mut pg_sys::TBMSharedIterator),
+}
+
+/// The rows that a scan's bitmap names.
+pub struct BitmapRows {
+    /// Null: nothing is known but the pages that the scan comes to.
     node: *mut pg_sys::BitmapHeapScanState,
-    /// Null until something was asked for.
-    iterator: *mut pg_sys::TBMIterator,
-    /// Entries that come next, and the number of the first of them.
-    rows: VecDeque<Option<RowId>>,
-    first: usize,
-    /// How many entries the scan has come to.
+    /// `None` until more than the scan's own page was wanted.
+    pages: Option<Pages>,
+    /// The batch, and how many rows of it the scan has come to.
+    rows: Vec<Placed>,
     at: usize,
-    /// Entries before this one have been read, or are about to be; and how many together.
+    /// The last page of the batch.
+    upto: Option<u32>,
+    /// Rows from which on the next batch takes no more pages.
+    enough: usize,
+    /// Rows of the batch before this one have been read, or are about to be; and how many together.
     read: usize,
     together: usize,
     asking: Asking,
 }
 
-impl BitmapAhead {
+impl BitmapRows {
     /// # Safety
     /// The node is that of the scan, and outlives it.
-    pub unsafe fn new(node: *mut pg_sys::BitmapHeapScanState) -> BitmapAhead {
-        BitmapAhead {
+    pub unsafe fn of(node: *mut pg_sys::BitmapHeapScanState) -> BitmapRows {
+        BitmapRows {
             node,
-            iterator: std::ptr::null_mut(),
-            rows: VecDeque::new(),
-            first: 0,
+            pages: None,
+            rows: Vec::new(),
             at: 0,
+            upto: None,
+            enough: FIRST_BATCH,
             read: 0,
             together: 0,
-            asking: Asking::default(),
+            asking: Asking::of_up_to(ASKED),
         }
+    }
+
+    /// Of a scan of which nothing is known but the pages that it comes to.
+    pub fn of_pages() -> BitmapRows {
+        // SAFETY: there is no node.
+        unsafe { BitmapRows::of(std::ptr::null_mut()) }
     }
 
     /// The scan begins anew: with another bitmap.
     pub fn rewind(&mut self) {
-        if !self.iterator.is_null() {
-            // SAFETY: begun here, and ended once. The bitmap itself is not looked at.
-            unsafe { pg_sys::tbm_end_iterate(self.iterator) };
-        }
-        // SAFETY: by the contract of `new`.
-        *self = unsafe { BitmapAhead::new(self.node) };
-    }
-
-    /// Whether parallel workers share the bitmap: each takes the next page that nobody has, and does not know the one after it.
-    fn is_shared(&self) -> bool {
-        // SAFETY: by the contract of `new`.
-        unsafe { !(*self.node).pstate.is_null() }
-    }
-
-    /// The scan comes to a page of the bitmap.
-    pub fn enter(&mut self, block: u32, offsets: Option<&[u16]>) {
-        if self.is_shared() {
-            self.rows.clear();
-            self.rows.extend(entries(block, offsets));
-            self.first = self.at;
-            self.read = self.at;
+        // SAFETY: begun here, and ended once; the bitmap itself is not looked at. The contract of `of` holds.
+        unsafe {
+            match self.pages {
+                Some(Pages::Own(pages)) => pg_sys::tbm_end_iterate(pages),
+                Some(Pages::Shared(pages)) => pg_sys::tbm_end_shared_iterate(pages),
+                None => {}
+            }
+            *self = BitmapRows::of(self.node);
         }
     }
 
-    /// The scan comes to its next entry. Which entries are to be read together, from this one on: none, if it has been read, or `together`
-    /// is not allowed.
+    /// The scan comes to a page of the bitmap: with the first one of a batch it gets all rows of that, with the others none. Whether they
+    /// are to be checked again (`recheck`: those of this page are).
+    pub fn enter(&mut self, open: &Open, block: u32, offsets: Option<&[u16]>, mut recheck: bool) -> Result<bool> {
+        if self.upto.is_some_and(|upto| block <= upto) {
+            return Ok(recheck);
+        }
+        let mut rows: Vec<RowId> = rows_of_page(block, offsets).collect();
+        let mut upto = block;
+        while rows.len() < self.enough {
+            let Some(page) = self.page_behind(upto) else { break };
+            // SAFETY: the iterator's last result.
+            unsafe {
+                (upto, recheck) = ((*page).blockno, recheck | (*page).recheck);
+                rows.extend(rows_of_page(upto, offsets_of(page)));
+            }
+        }
+        self.upto = Some(upto);
+        (self.at, self.read, self.asking) = (0, 0, self.asking.anew());
+        self.rows = match self.enough {
+            FIRST_BATCH => rows.into_iter().map(Placed::unknown).collect(),
+            _ => by_row::by_place(open, rows)?,
+        };
+        self.enough = (self.enough * GROWTH).min(self.largest_batch());
+        Ok(recheck)
+    }
+
+    fn largest_batch(&self) -> usize {
+        // SAFETY: a setting of this process; the node has a plan.
+        unsafe {
+            let memory = usize::try_from(pg_sys::work_mem).unwrap_or(0) << 10;
+            let rows = (memory / BYTES_A_ROW).max(FIRST_BATCH);
+            match self.pages {
+                Some(Pages::Shared(_)) => {
+                    let share = (*(*self.node).ss.ps.plan).plan_rows / BATCHES_A_WORKER;
+                    rows.min((share as usize).max(GROWTH * FIRST_BATCH))
+                }
+                _ => rows,
+            }
+        }
+    }
+
+    /// The scan's next row, and which rows are to be read together, from this one on: none, if it has been read, or `together` is not
+    /// allowed.
     #[inline]
-    pub fn step(&mut self, open: &Open, together: bool) -> Result<Range<usize>> {
+    pub fn next(&mut self, open: &Open, together: bool) -> Result<Option<(RowId, &[Placed])>> {
         let number = self.at;
+        let Some(Placed { row, .. }) = self.rows.get(number).copied() else { return Ok(None) };
         self.at += 1;
         if number < self.read {
-            return Ok(0..0);
+            return Ok(Some((row, &[])));
         }
-        let end = if self.is_shared() { self.first + self.rows.len() } else { usize::MAX };
-        let wanted = self.asking.come_to(number, end, open.tree.host.pages_fetched());
-        if !wanted.is_empty() {
-            self.reach(number, wanted.end);
-            self.rows_in(wanted).try_for_each(|row| open.tree.ask_for_row(row))?;
-        }
+        let ahead = self.asking.come_to(number, self.rows.len(), open.tree.host.pages_fetched());
+        open.tree.ask_for_rows(self.rows.get(ahead).unwrap_or_default())?;
         if !together {
-            return Ok(0..0);
+            return Ok(Some((row, &[])));
         }
         self.together = (2 * self.together).clamp(1, MOST.min(pins::most()).max(1));
-        let until = number + self.asking.at_once(number, self.together);
-        self.reach(number, until);
-        self.read = until.min(self.first + self.rows.len());
-        Ok(number..self.read)
+        self.read = (number + self.asking.at_once(number, self.together)).min(self.rows.len());
+        Ok(Some((row, self.rows.get(number..self.read).unwrap_or_default())))
     }
 
-    /// The rows that these entries name.
-    pub fn rows_in(&self, entries: Range<usize>) -> impl Iterator<Item = RowId> + '_ {
-        let from = entries.start.saturating_sub(self.first).min(self.rows.len());
-        let until = entries.end.saturating_sub(self.first).min(self.rows.len());
-        self.rows.range(from..until.max(from)).copied().flatten()
-    }
-
-    /// Goes on until the entries before `end` are known, if there are so many; forgets those before `number`.
-    fn reach(&mut self, number: usize, end: usize) {
-        loop {
-            // The scan may have gone far until it had to wait.
-            let gone = number.saturating_sub(self.first).min(self.rows.len());
-            self.rows.drain(..gone);
-            self.first += gone;
-            if self.first + self.rows.len() >= end || !self.take_page() {
-                break;
+    /// The bitmap's next page, behind this one; `None`: there is none, or only the scan knows.
+    fn page_behind(&mut self, block: u32) -> Option<*mut pg_sys::TBMIterateResult> {
+        if self.node.is_null() {
+            return None;
+        }
+        // SAFETY: the node's bitmap is whole since the scan came to its first page. What goes through it lives as long as the statement, at
+        // most.
+        unsafe {
+            let pages = match &self.pages {
+                Some(pages) => pages,
+                None => {
+                    let before = pg_sys::MemoryContextSwitchTo((*(*self.node).ss.ps.state).es_query_cxt);
+                    let pages = Pages::of(self.node);
+                    pg_sys::MemoryContextSwitchTo(before);
+                    self.pages.insert(pages?)
+                }
+            };
+            loop {
+                let page = match *pages {
+                    Pages::Own(pages) => pg_sys::tbm_iterate(pages),
+                    Pages::Shared(pages) => pg_sys::tbm_shared_iterate(pages),
+                };
+                if page.is_null() || (*page).blockno > block {
+                    return (!page.is_null()).then_some(page);
+                }
             }
         }
     }
+}
 
-    /// The next page of the bitmap. False: there is none.
-    fn take_page(&mut self) -> bool {
-        // SAFETY: the node's bitmap is whole since the scan came to its first page.
+impl Pages {
+    /// # Safety
+    /// The node is one that has come to a page of its bitmap.
+    unsafe fn of(node: *mut pg_sys::BitmapHeapScanState) -> Option<Pages> {
+        // SAFETY: by the contract.
         unsafe {
-            if (*self.node).tbm.is_null() || self.is_shared() {
-                return false;
+            let shared = (*node).pstate;
+            if !shared.is_null() {
+                let area = (*(*node).ss.ps.state).es_query_dsa;
+                return Some(Pages::Shared(pg_sys::tbm_attach_shared_iterate(area, (*shared).tbmiterator)));
             }
-            if self.iterator.is_null() {
-                // It lives as long as the statement, at most.
-                let before = pg_sys::MemoryContextSwitchTo((*(*self.node).ss.ps.state).es_query_cxt);
-                self.iterator = pg_sys::tbm_begin_iterate((*self.node).tbm);
-                pg_sys::MemoryContextSwitchTo(before);
-            }
-            let page = pg_sys::tbm_iterate(self.iterator);
-            if page.is_null() {
-                return false;
-            }
-            self.rows.extend(entries((*page).blockno, offsets_of(page)));
-            true
+            (!(*node).tbm.is_null()).then(|| Pages::Own(pg_sys::tbm_begin_iterate((*node).tbm)))
         }
     }
 }
@@ -173,12 +234,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_rows_of_the_block() {
+    fn a_page_names_rows_of_its_block() {
         let first = 7 * tid::ROWS_PER_BLOCK;
-        let named: Vec<_> = entries(7, Some(&[1, 5, 0, u16::MAX])).collect();
-        assert_eq!(named, [Some(RowId(first)), Some(RowId(first + 4)), None, None]);
-        let all: Vec<_> = entries(7, None).collect();
+        let named: Vec<_> = rows_of_page(7, Some(&[1, 5, 0, u16::MAX])).collect();
+        assert_eq!(named, [RowId(first), RowId(first + 4)]);
+        let all: Vec<_> = rows_of_page(7, None).collect();
         assert_eq!(all.len(), tid::ROWS_PER_BLOCK as usize);
-        assert!(all.iter().enumerate().all(|(i, row)| *row == Some(RowId(first + i as u64))));
+        assert!(all.iter().enumerate().all(|(i, row)| *row == RowId(first + i as u64)));
     }
 }

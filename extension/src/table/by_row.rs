@@ -4,8 +4,12 @@ use super::mvcc::{self, Sight, View};
 use super::{tid, Open};
 use crate::pg::ssi;
 use loosekv_engine::error::Result;
+use loosekv_engine::tree::Placed;
 use loosekv_engine::types::{RowBuf, RowId};
 use pgrx::pg_sys;
+
+/// Rows whose places are looked for at a time.
+const LOCATED_TOGETHER: usize = 256;
 
 /// Reads rows by id, with room for one row at a time.
 #[derive(Default)]
@@ -18,7 +22,7 @@ pub struct ByRow {
 /// Rows that were read together, and are asked for in this order.
 #[derive(Default)]
 struct Ahead {
-    rows: Vec<RowId>,
+    rows: Vec<Placed>,
     read: Vec<RowBuf>,
     /// How they stand to the snapshot, as far as that was said.
     sights: Vec<Option<Sight>>,
@@ -35,7 +39,7 @@ impl Ahead {
 
     /// The row and how it stands, if it was read and comes next; it is not read any more then.
     fn take(&mut self, row: RowId, out: &mut RowBuf) -> Option<Option<Sight>> {
-        let at = self.next + self.rows.get(self.next..)?.iter().position(|read| *read == row)?;
+        let at = self.next + self.rows.get(self.next..)?.iter().position(|read| read.row == row)?;
         let known = *self.sights.get(at)?;
         std::mem::swap(out, self.read.get_mut(at)?);
         self.next = at + 1;
@@ -75,7 +79,7 @@ impl ByRow {
         open: &Open,
         view: &mut View,
         snapshot: pg_sys::Snapshot,
-        rows: impl Iterator<Item = RowId>,
+        rows: impl Iterator<Item = Placed>,
     ) -> Result<()> {
         let Ahead { rows: ahead, read, sights, next, seen_by } = &mut self.ahead;
         // SAFETY: as for `is_seen_by`.
@@ -93,7 +97,7 @@ impl ByRow {
     /// Whether the next row to be fetched is this one, and was read ahead.
     pub fn is_ahead(&self, snapshot: pg_sys::Snapshot, tid: &pg_sys::ItemPointerData) -> bool {
         let next = self.ahead.rows.get(self.ahead.next);
-        next.is_some_and(|next| tid::to_row(tid) == Some(*next)) && self.ahead.is_seen_by(snapshot)
+        next.is_some_and(|next| tid::to_row(tid) == Some(next.row)) && self.ahead.is_seen_by(snapshot)
     }
 
     /// Forgets what was read and not fetched.
@@ -121,16 +125,20 @@ pub fn blocks(open: &Open) -> u32 {
 }
 
 /// Those of these rows that there are, in the order of their places: each page is read, and unpacked, once for all of its rows.
-pub fn by_place(open: &Open, rows: impl Iterator<Item = u64>) -> Result<Vec<RowId>> {
-    let mut places = Vec::new();
-    for row in rows.map(RowId) {
+pub fn by_place(open: &Open, rows: impl IntoIterator<Item = RowId>) -> Result<Vec<Placed>> {
+    let (mut rows, mut some) = (rows.into_iter(), Vec::with_capacity(LOCATED_TOGETHER));
+    let mut found = Vec::new();
+    loop {
         let_others();
-        if let Some(place) = open.tree.place_of_row(row)? {
-            places.push((place, row));
+        some.clear();
+        some.extend(rows.by_ref().take(LOCATED_TOGETHER));
+        if some.is_empty() {
+            break;
         }
+        open.tree.locate_rows(&some, |row| found.push(row))?;
     }
-    places.sort_unstable();
-    Ok(places.into_iter().map(|(_, row)| row).collect())
+    found.sort_by_key(Placed::order);
+    Ok(found)
 }
 
 /// Between two of many rows: others may want this to end, or VACUUM's settings that it pauses.

@@ -12,7 +12,7 @@ use crate::host::{writers, PgHost};
 use crate::pg::xact::{self, SPECULATIVE_TOKEN};
 use crate::pg::{batch, ssi};
 use loosekv_engine::error::Result;
-use loosekv_engine::tree::{Cursor, Found, Hint, Looked, Observed};
+use loosekv_engine::tree::{Cursor, Found, Hint, Looked, Observed, Placed};
 use loosekv_engine::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
 use pgrx::pg_sys;
 
@@ -404,7 +404,7 @@ impl View {
     pub fn look_by_rows(
         &mut self,
         open: &Open,
-        rows: &[RowId],
+        rows: &[Placed],
         out: &mut [RowBuf],
         sights: &mut [Option<Sight>],
     ) -> Result<usize> {

@@ -13,7 +13,7 @@ use super::mvcc::{self, Standing};
 use super::{by_row, recent, tid, Open};
 use crate::host::maintenance;
 use loosekv_engine::error::Result;
-use loosekv_engine::tree::Looked;
+use loosekv_engine::tree::{Looked, Placed};
 use loosekv_engine::types::{RowBuf, RowId};
 use pgrx::pg_sys;
 use std::collections::VecDeque;
@@ -90,11 +90,11 @@ impl Sample {
     /// Looks at the chosen ones of these rows, in the order of their places.
     fn look_at_all(&mut self, open: &Open, rows: Range<u64>, dead: &mut f64) -> Result<()> {
         self.upto = rows.end;
-        let chosen = by_row::by_place(open, rows.filter(|row| self.share.has(*row)))?;
+        let chosen = by_row::by_place(open, rows.filter(|row| self.share.has(*row)).map(RowId))?;
         let mut room = maintenance::work_memory();
         let mut found = Vec::with_capacity(chosen.len());
         let mut read = RowBuf::default();
-        for row in chosen {
+        for Placed { row, .. } in chosen {
             by_row::let_others();
             if room == 0 {
                 found.push(Found::Unread(row));

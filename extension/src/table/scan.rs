@@ -1,6 +1,6 @@
 //! A scan of a table: whole (alone or with parallel workers), by range of TIDs, by bitmap, by sample, for ANALYZE.
 
-use super::bitmap::{self, BitmapAhead};
+use super::bitmap::BitmapRows;
 use super::by_row::{self, ByRow};
 use super::key_scan::KeyScan;
 use super::mvcc::{self, View};
@@ -32,10 +32,7 @@ pub struct TableScan {
     rows: std::ops::Range<u64>,
     /// Of a range of TIDs: one more than the row id that was read last.
     at: Option<u64>,
-    /// Of a bitmap's page: how many entries were read.
-    entry: usize,
-    /// What is asked for of a bitmap, ahead of the scan.
-    ahead: Option<BitmapAhead>,
+    bitmap: Option<BitmapRows>,
     /// Of a sample: the virtual block.
     pub block: Option<u32>,
     /// What ANALYZE looks at, once it has begun.
@@ -61,8 +58,7 @@ impl TableScan {
             by_row: ByRow::default(),
             rows: 0..0,
             at: None,
-            entry: 0,
-            ahead: None,
+            bitmap: None,
             block: None,
             sample: None,
         }
@@ -75,11 +71,10 @@ impl TableScan {
         }
         self.rows = 0..0;
         self.at = None;
-        self.entry = 0;
         self.block = None;
         self.by_row.forget_ahead();
-        if let Some(ahead) = &mut self.ahead {
-            ahead.rewind();
+        if let Some(bitmap) = &mut self.bitmap {
+            bitmap.rewind();
         }
     }
 
@@ -153,34 +148,26 @@ impl TableScan {
     /// The node outlives the scan.
     pub unsafe fn set_bitmap(&mut self, node: *mut pg_sys::BitmapHeapScanState) {
         // SAFETY: by the contract.
-        self.ahead.get_or_insert_with(|| unsafe { BitmapAhead::new(node) });
+        self.bitmap.get_or_insert_with(|| unsafe { BitmapRows::of(node) });
     }
 
     /// It is known through whose bitmap the scan goes.
     pub fn has_bitmap(&self) -> bool {
-        self.ahead.is_some()
+        self.bitmap.is_some()
     }
 
-    /// Begins with a page of a bitmap.
-    pub fn begin_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>) {
-        self.entry = 0;
-        if let Some(ahead) = &mut self.ahead {
-            ahead.enter(block, offsets);
-        }
+    /// Comes to a page of a bitmap: `offsets` is `None` when all of its rows may match. Whether what it gives then is to be checked again.
+    pub fn begin_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>, recheck: bool) -> Result<bool> {
+        self.bitmap.get_or_insert_with(BitmapRows::of_pages).enter(&self.open, block, offsets, recheck)
     }
 
-    /// The next visible row of the page; `offsets` is `None` when all of them may match.
-    pub fn next_in_bitmap_page(&mut self, block: u32, offsets: Option<&[u16]>) -> Result<Option<RowRef<'_>>> {
-        while let Some(row) = bitmap::entry_of(block, offsets, self.entry) {
-            self.entry += 1;
-            if let Some(ahead) = &mut self.ahead {
-                let together = ahead.step(&self.open, self.view.may_look_ahead())?;
-                if !together.is_empty() {
-                    let rows = ahead.rows_in(together);
-                    self.by_row.read_together(&self.open, &mut self.view, self.snapshot, rows)?;
-                }
+    /// The next visible row of the bitmap's page. (A row of a page that comes later may come with those of an earlier one.)
+    pub fn next_in_bitmap_page(&mut self) -> Result<Option<RowRef<'_>>> {
+        let Some(bitmap) = &mut self.bitmap else { return Ok(None) };
+        while let Some((row, together)) = bitmap.next(&self.open, self.view.may_look_ahead())? {
+            if !together.is_empty() {
+                self.by_row.read_together(&self.open, &mut self.view, self.snapshot, together.iter().copied())?;
             }
-            let Some(row) = row else { continue };
             let tid = tid::from_row(row);
             if self.by_row.fetch(&self.open, &mut self.view, self.snapshot, &tid)? == mvcc::Sight::Seen {
                 recent::note_scanned(&self.open, self.by_row.row.as_ref());

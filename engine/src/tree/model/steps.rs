@@ -7,7 +7,7 @@ use super::world::{Snapshot, World, Written};
 use crate::error::{Error, Result};
 use crate::key_index::SweepCursor;
 use crate::mutation::Pause;
-use crate::tree::{Direction, Hint, Looked, NewRow, Observed, Tree};
+use crate::tree::{Direction, Hint, Looked, NewRow, Observed, Placed, Tree};
 use crate::types::{Fate, Flags, Head, RowBuf, RowId, Verdict, Writer};
 use std::cell::RefMut;
 use std::collections::BTreeMap;
@@ -506,8 +506,8 @@ pub(super) fn rows(tree: &T<'_>) {
         let Some(found) = tolerate(tree, "find row", tree.find_row(written.row, &mut out)) else { continue };
         assert!(found, "row {} is lost\n{}", written.row, check::story(tree, &key));
         tolerate(tree, "ask", tree.ask_for_row(written.row));
-        if let Some(place) = tolerate(tree, "place of row", tree.place_of_row(written.row)) {
-            assert!(place.is_some(), "row {} has no place\n{}", written.row, check::story(tree, &key));
+        if let Some(has) = tolerate(tree, "has row", tree.has_row(written.row)) {
+            assert!(has, "row {} has no place\n{}", written.row, check::story(tree, &key));
         }
         assert_eq!((&out.key, &out.body, out.head.row_id), (&key, &written.body, written.row));
         assert_eq!((out.head.writer.0, out.head.command), (written.writer, written.command));
@@ -541,7 +541,17 @@ pub(super) fn rows_together(tree: &T<'_>) {
         wanted.sort_by_key(|(row, _)| *row);
     }
     wanted.truncate(1 + world_below(tree, 40) as usize);
-    let rows: Vec<RowId> = wanted.iter().map(|(row, _)| *row).collect();
+    let ids: Vec<RowId> = wanted.iter().map(|(row, _)| *row).collect();
+    let mut rows: Vec<Placed> = ids.iter().copied().map(Placed::unknown).collect();
+    // Where they are may be known from before.
+    if world_below(tree, 2) == 0 {
+        let known =
+            tree.locate_rows(&ids, |known| rows.iter_mut().filter(|r| r.row == known.row).for_each(|r| *r = known));
+        if tolerate(tree, "locate rows", known).is_none() {
+            return;
+        }
+        in_between(tree, Pause::IndexRead);
+    }
     let mut out = vec![RowBuf::default(); rows.len()];
     let mut told = Vec::new();
     let looked = tree.look_at_rows(&rows, &mut out, |row, looked, hint| {

@@ -74,7 +74,7 @@ type Estimate = unsafe extern "C-unwind" fn(
 
 /// What reading a row by its id costs beside the page that it stands in, in units of cpu_tuple_cost. With this, indexes and
 /// full scans cost the same where they take the same time (`bench/sql crossover`).
-const ROW_BY_ID: f64 = 10.0;
+const ROW_BY_ID: f64 = 2.5;
 
 /// How the access methods of other indexes estimate: by their oid.
 static ESTIMATES: Later<HashMap<u32, Estimate>> = later();
