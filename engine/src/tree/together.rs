@@ -36,11 +36,11 @@ pub struct Placed {
     pub row: RowId,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Place {
-    /// The superversion's number.
+    /// The superversion's number; 0: nobody has looked.
     view: u64,
-    /// Number of the run, from 1; 0: it was in a memtable, or nobody has looked.
+    /// Number of the run, from 1; 0: it was in a memtable.
     run: u32,
     page: u32,
 }
@@ -48,12 +48,17 @@ struct Place {
 impl Placed {
     /// Nobody has looked.
     pub fn unknown(row: RowId) -> Placed {
-        Placed { place: Place { view: 0, run: 0, page: 0 }, row }
+        Placed { place: Place::default(), row }
     }
 
     /// Who wants many in the order of this comes to each page once.
     pub fn order(&self) -> u64 {
         u64::from(self.place.run) << 32 | u64::from(self.place.page)
+    }
+
+    /// Somebody has looked, and it may be elsewhere by now.
+    pub fn is_outdated<H: Host>(&self, tree: &Tree<'_, H>) -> bool {
+        self.place.view > 0 && self.place.view != tree.pin().number
     }
 
     /// Place of the run that has it, and its page, as far as this superversion is the one in which it was looked for.

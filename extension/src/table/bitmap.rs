@@ -10,8 +10,9 @@
 //!   scan       3 4 7    none     none     9 11 ...
 //! ```
 //!
-//! The first batches are small, and the first one is as the bitmap has it, for the scan may not want all rows. Where the rows of one page are
-//! to be checked again, those of its batch are. Parallel workers claim pages of the bitmap that they share, each for its batches.
+//! The first batches are small, and the first one is as the bitmap has it, for the scan may not want all rows. So are all of a statement that
+//! locks rows: those who lock some of the same do so in the same order. Where the rows of one page are to be checked again, those of
+//! its batch are. Parallel workers claim pages of the bitmap that they share, each for its batches.
 
 use super::{by_row, tid, Open};
 use crate::host::pins;
@@ -24,9 +25,19 @@ use pgrx::pg_sys;
 /// How many rows are read together, at most: first one, then ever more.
 const MOST: usize = 32;
 
-/// Rows from which on the first batch takes no more pages, and how many times as many it is of each next one, as far as `work_mem` goes.
+/// Rows from which on the first batch takes no more pages, and how many times as many it is of each next one.
 const FIRST_BATCH: usize = 32;
 const GROWTH: usize = 4;
+/// The largest that a parallel worker claims, and of the rows that it is expected to read so many parts at least: the others have to wait for
+/// who has claimed the last ones.
+const LARGEST_CLAIM: usize = 1 << 14;
+const CLAIMS_A_WORKER: f64 = 4.0;
+/// The largest of which the rows come as the bitmap has them: they are only asked for ahead.
+const LARGEST_UNORDERED: usize = 512;
+/// What is known of a row while a batch is put in order: its id, in memory that has doubled, and where it is.
+const BYTES_A_ROW: usize = 2 * size_of::<RowId>() + size_of::<Placed>();
+/// Of a batch whose places have changed one part in so many has to have been read before it is put in order again.
+const READ_PART: usize = 4;
 
 /// Rows whose pages are asked for ahead.
 const ASKED: usize = 256;
@@ -52,13 +63,6 @@ pub unsafe fn offsets_of<'a>(page: *mut pg_sys::TBMIterateResult) -> Option<&'a 
     unsafe { usize::try_from((*page).ntuples).ok().map(|count| (*page).offsets.as_slice(count)) }
 }
 
-/// What is known of a row while a batch is put in order: its id, where it is, and that once more while they are sorted.
-const BYTES_A_ROW: usize = size_of::<RowId>() + 2 * size_of::<Placed>();
-
-/// Of the rows that a parallel worker is expected to read, one batch has so many parts: the others would have to wait for who has claimed
-/// the last ones.
-const BATCHES_A_WORKER: f64 = 2.0;
-
 /// What pages of a bitmap are had from.
 enum Pages {
     /// It is gone through a second time.
@@ -73,9 +77,10 @@ pub struct BitmapRows {
     node: *mut pg_sys::BitmapHeapScanState,
     /// `None` until more than the scan's own page was wanted.
     pages: Option<Pages>,
-    /// The batch, and how many rows of it the scan has come to.
+    /// The batch, how many rows of it the scan has come to, and how many it had when it was put in order.
     rows: Vec<Placed>,
     at: usize,
+    ordered: usize,
     /// The last page of the batch.
     upto: Option<u32>,
     /// Rows from which on the next batch takes no more pages.
@@ -95,6 +100,7 @@ impl BitmapRows {
             pages: None,
             rows: Vec::new(),
             at: 0,
+            ordered: 0,
             upto: None,
             enough: FIRST_BATCH,
             read: 0,
@@ -131,6 +137,7 @@ impl BitmapRows {
         let mut rows: Vec<RowId> = rows_of_page(block, offsets).collect();
         let mut upto = block;
         while rows.len() < self.enough {
+            by_row::let_others();
             let Some(page) = self.page_behind(upto) else { break };
             // SAFETY: the iterator's last result.
             unsafe {
@@ -139,24 +146,45 @@ impl BitmapRows {
             }
         }
         self.upto = Some(upto);
-        (self.at, self.read, self.asking) = (0, 0, self.asking.anew());
-        self.rows = match self.enough {
-            FIRST_BATCH => rows.into_iter().map(Placed::unknown).collect(),
-            _ => by_row::by_place(open, rows)?,
-        };
+        self.rows = Vec::new();
+        match self.enough == FIRST_BATCH || !self.may_order() {
+            true => self.begin(rows.into_iter().map(Placed::unknown).collect()),
+            false => self.begin(by_row::by_place(open, rows)?),
+        }
         self.enough = (self.enough * GROWTH).min(self.largest_batch());
         Ok(recheck)
     }
 
+    fn begin(&mut self, rows: Vec<Placed>) {
+        self.rows = rows;
+        (self.at, self.read, self.asking, self.ordered) = (0, 0, self.asking.anew(), self.rows.len());
+    }
+
+    /// Whether rows may come in another order than the bitmap's: nobody locks them.
+    fn may_order(&self) -> bool {
+        if self.node.is_null() {
+            return false;
+        }
+        // SAFETY: the node runs, as a part of a planned statement.
+        unsafe {
+            let statement = (*(*self.node).ss.ps.state).es_plannedstmt;
+            let reads = [pg_sys::CmdType::CMD_SELECT, pg_sys::CmdType::CMD_INSERT].contains(&(*statement).commandType);
+            reads && !(*statement).hasModifyingCTE && (*statement).rowMarks.is_null()
+        }
+    }
+
     fn largest_batch(&self) -> usize {
+        if !self.may_order() {
+            return LARGEST_UNORDERED;
+        }
         // SAFETY: a setting of this process; the node has a plan.
         unsafe {
             let memory = usize::try_from(pg_sys::work_mem).unwrap_or(0) << 10;
             let rows = (memory / BYTES_A_ROW).max(FIRST_BATCH);
             match self.pages {
                 Some(Pages::Shared(_)) => {
-                    let share = (*(*self.node).ss.ps.plan).plan_rows / BATCHES_A_WORKER;
-                    rows.min((share as usize).max(GROWTH * FIRST_BATCH))
+                    let share = ((*(*self.node).ss.ps.plan).plan_rows / CLAIMS_A_WORKER) as usize;
+                    rows.min(share.clamp(GROWTH * FIRST_BATCH, LARGEST_CLAIM))
                 }
                 _ => rows,
             }
@@ -167,12 +195,20 @@ impl BitmapRows {
     /// allowed.
     #[inline]
     pub fn next(&mut self, open: &Open, together: bool) -> Result<Option<(RowId, &[Placed])>> {
+        let Some(placed) = self.rows.get(self.at) else { return Ok(None) };
+        if self.at < self.read {
+            let row = placed.row;
+            self.at += 1;
+            return Ok(Some((row, &[])));
+        }
+        if self.at * READ_PART >= self.ordered && placed.is_outdated(&open.tree) {
+            let mut left: Vec<RowId> = self.rows.iter().skip(self.at).map(|placed| placed.row).collect();
+            left.sort_unstable();
+            self.begin(by_row::by_place(open, left)?);
+        }
         let number = self.at;
         let Some(Placed { row, .. }) = self.rows.get(number).copied() else { return Ok(None) };
         self.at += 1;
-        if number < self.read {
-            return Ok(Some((row, &[])));
-        }
         let ahead = self.asking.come_to(number, self.rows.len(), open.tree.host.pages_fetched());
         open.tree.ask_for_rows(self.rows.get(ahead).unwrap_or_default())?;
         if !together {
@@ -181,6 +217,11 @@ impl BitmapRows {
         self.together = (2 * self.together).clamp(1, MOST.min(pins::most()).max(1));
         self.read = (number + self.asking.at_once(number, self.together)).min(self.rows.len());
         Ok(Some((row, self.rows.get(number..self.read).unwrap_or_default())))
+    }
+
+    /// Of those that were to be read together so many were.
+    pub fn were_read(&mut self, count: usize) {
+        self.read = self.at - 1 + count;
     }
 
     /// The bitmap's next page, behind this one; `None`: there is none, or only the scan knows.

@@ -73,14 +73,14 @@ impl ByRow {
         Ok(sight)
     }
 
-    /// Reads rows that will be fetched next, in this order, if they may be. For [`View::may_look_ahead`].
+    /// Reads rows that will be fetched next, in this order, if they may be. For [`View::may_look_ahead`]. How many were read.
     pub fn read_together(
         &mut self,
         open: &Open,
         view: &mut View,
         snapshot: pg_sys::Snapshot,
         rows: impl Iterator<Item = Placed>,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let Ahead { rows: ahead, read, sights, next, seen_by } = &mut self.ahead;
         // SAFETY: as for `is_seen_by`.
         *seen_by = Some((snapshot, unsafe { (*snapshot).curcid }));
@@ -91,7 +91,7 @@ impl ByRow {
         sights.resize(ahead.len(), None);
         let done = view.look_by_rows(open, ahead, read, sights);
         ahead.truncate(*done.as_ref().unwrap_or(&0));
-        done.map(|_| ())
+        done
     }
 
     /// Whether the next row to be fetched is this one, and was read ahead.
@@ -127,7 +127,7 @@ pub fn blocks(open: &Open) -> u32 {
 /// Those of these rows that there are, in the order of their places: each page is read, and unpacked, once for all of its rows.
 pub fn by_place(open: &Open, rows: impl IntoIterator<Item = RowId>) -> Result<Vec<Placed>> {
     let (mut rows, mut some) = (rows.into_iter(), Vec::with_capacity(LOCATED_TOGETHER));
-    let mut found = Vec::new();
+    let mut found = Vec::with_capacity(rows.size_hint().0);
     loop {
         let_others();
         some.clear();
@@ -137,7 +137,7 @@ pub fn by_place(open: &Open, rows: impl IntoIterator<Item = RowId>) -> Result<Ve
         }
         open.tree.locate_rows(&some, |row| found.push(row))?;
     }
-    found.sort_by_key(Placed::order);
+    found.sort_unstable_by_key(|placed: &Placed| (placed.order(), placed.row));
     Ok(found)
 }
 

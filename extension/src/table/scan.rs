@@ -166,7 +166,9 @@ impl TableScan {
         let Some(bitmap) = &mut self.bitmap else { return Ok(None) };
         while let Some((row, together)) = bitmap.next(&self.open, self.view.may_look_ahead())? {
             if !together.is_empty() {
-                self.by_row.read_together(&self.open, &mut self.view, self.snapshot, together.iter().copied())?;
+                let together = together.iter().copied();
+                let read = self.by_row.read_together(&self.open, &mut self.view, self.snapshot, together)?;
+                bitmap.were_read(read);
             }
             let tid = tid::from_row(row);
             if self.by_row.fetch(&self.open, &mut self.view, self.snapshot, &tid)? == mvcc::Sight::Seen {
