@@ -4,17 +4,12 @@ SET max_parallel_workers_per_gather = 0;
 SET enable_seqscan = off;
 SET enable_indexscan = off;
 SET enable_indexonlyscan = off;
-CREATE FUNCTION rest(tables text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF (SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = tables::regclass) = 'loosekv' THEN
-        PERFORM loosekv.compact(tables::regclass);
-    END IF;
-END $$;
+\ir shared/settle.sql
 CREATE TABLE t (k uuid PRIMARY KEY, i int, a int, b int, v text);
 CREATE INDEX t_a ON t (a);
 CREATE INDEX t_b ON t (b);
 INSERT INTO t SELECT md5(i::text)::uuid, i, i % 1000, i * 7919 % 100003, repeat('v' || i, 1 + i % 30) FROM generate_series(1, 60000) i;
-SELECT rest('t');
+SELECT settle(whole => true);
 UPDATE t SET v = v || '+' WHERE i % 9 = 0;
 DELETE FROM t WHERE i % 21 = 0;
 ANALYZE t;
@@ -40,7 +35,7 @@ ROLLBACK;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT * FROM looks();
 COMMIT;
-SELECT rest('t');
+SELECT settle(whole => true);
 SELECT * FROM looks();
 --- no more than some of the rows, again and again
 SELECT count(*) FROM (SELECT FROM t WHERE a < 500 LIMIT 1234) x;
@@ -69,10 +64,10 @@ SELECT take(100);
 UPDATE t SET v = 'unseen' WHERE a BETWEEN 300 AND 500;
 SELECT take(1000);
 DELETE FROM t WHERE a BETWEEN 450 AND 550;
-SELECT rest('t');
+SELECT settle(whole => true);
 SELECT take(2500);
 INSERT INTO t SELECT md5('new' || i)::uuid, i, i % 1000, 5, 'unseen' FROM generate_series(100001, 105000) i;
-SELECT rest('t');
+SELECT settle(whole => true);
 SELECT take(1000000);
 SELECT count(*), count(DISTINCT i), sum(i), md5(string_agg(v, ',' ORDER BY i)) FROM seen;
 ROLLBACK;
@@ -81,7 +76,7 @@ UPDATE t SET a = a + 1, v = v || '!' WHERE a BETWEEN 10 AND 400;
 SELECT * FROM looks();
 DELETE FROM t WHERE a BETWEEN 300 AND 900;
 SELECT * FROM looks();
-SELECT rest('t');
+SELECT settle(whole => true);
 
 --- by parallel workers
 ANALYZE t;

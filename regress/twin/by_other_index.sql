@@ -1,17 +1,12 @@
 -- Rows that another index names, which are read together: by bitmap, by scans of the index in both directions, in joins.
 SET max_parallel_workers_per_gather = 0;
-CREATE FUNCTION rest(tables text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF (SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = tables::regclass) = 'loosekv' THEN
-        PERFORM loosekv.flush(tables::regclass);
-    END IF;
-END $$;
+\ir shared/settle.sql
 CREATE TABLE t (k int PRIMARY KEY, n int, v text);
 INSERT INTO t SELECT i, i * 7919 % 500, repeat(md5(i::text), 1 + i % 4) FROM generate_series(1, 20000) i;
-SELECT rest('t');
+SELECT settle();
 INSERT INTO t SELECT i, i * 7919 % 500, repeat(md5(i::text), 300) FROM generate_series(20001, 20100) i;
 UPDATE t SET v = 'changed ' || k WHERE k % 7 = 0;
-SELECT rest('t');
+SELECT settle();
 DELETE FROM t WHERE k % 11 = 0;
 UPDATE t SET n = n + 1 WHERE k % 13 = 0;
 CREATE INDEX t_n ON t (n, k);

@@ -165,7 +165,9 @@ impl<H: Host> Tree<'_, H> {
         }
         let view = self.pin();
         let ask = |(at, pages): (usize, Range<u32>)| {
-            view.runs.get(at).into_iter().for_each(|desc| desc.run().prefetch(&Pages(&self.host), pages.clone()));
+            if let Some(desc) = view.runs.get(at) {
+                desc.run().prefetch(&Pages(&self.host), pages);
+            }
         };
         let mut asked: Option<(usize, Range<u32>)> = None;
         for placed in rows {
@@ -217,7 +219,9 @@ impl<H: Host> Tree<'_, H> {
                 };
                 let Some((at, index)) = page else { continue };
                 if touched.replace((at, index)) != page {
-                    view.runs.get(at).into_iter().for_each(|desc| desc.run().touch_head(&pages, index));
+                    if let Some(desc) = view.runs.get(at) {
+                        desc.run().touch_head(&pages, index);
+                    }
                 }
                 *way = Way::Page(at, index);
             }

@@ -1,6 +1,6 @@
 //! What the planner learns of our tables: it takes the key for a btree whose pages cost nothing, for they are the table's;
 //! and every row that another index points to costs a search in the row directory and a data page of its own, whatever
-//! order the index has.
+//! order the index has, but that rows of a bitmap share pages.
 
 use crate::host::process_local::{later, Later, WithBorrow};
 use crate::pg::bindings_am::raw;
